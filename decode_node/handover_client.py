@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,7 +33,7 @@ from tasuki.decode_node.transfers import (
     event_of,
 )
 from tasuki.engine import messages as m
-from tasuki.pycache.keys import Keys, repeat_last
+from tasuki.pycache.keys import Keys, has_pictures, repeat_last
 from tasuki.routing.node_choice import RouteName
 from tasuki.server.discovery.membership import Membership
 from tasuki.transfer.control.driven_transfer import LiveTransfers
@@ -269,7 +269,13 @@ class HandoverClient:
             failed = m.HandoverFailed(
                 wanted.transfer_request.transfer_id, nobody, cause=m.LossCause.NO_NODE
             )
-            self._say(wanted.request_id, failed)
+            if wanted.sender is not None:
+                self._say(wanted.request_id, failed)
+                return
+            # None is left, though one that sees no pictures may be connected.
+            self._unanswered.discard(failed.transfer_id)
+            self._asked.pop(wanted.request_id, None)
+            self._post(failed)
             return
         holder = self._router.holder(wanted, chosen, self._pull_tokens)
         if holder is not None:
@@ -312,7 +318,7 @@ class HandoverClient:
         node."""
         link = self._links.living(wanted.holder)
         connection = None if link is None else link.connection
-        if link is None or connection is None:
+        if link is None or connection is None or not connection.takes(wanted.prompt):
             return False
         post = partial(self._fetch_says, connection)
         transfer = IncomingFetch(wanted, link, connection, self._shared, post)
@@ -336,7 +342,7 @@ class HandoverClient:
         asked = self._asked.get(wanted.request_id, _Asked())
         if not self._has_attempt(asked):
             return None
-        excluded = self._links.closed_to_transfers(asked.tried)
+        excluded = self._closed(asked.tried, wanted.prompt)
         busy = [transfer.connection for transfer in self._transfers]
         if wanted.sender is not None:
             return self._router.choose(wanted, excluded, busy, wanted.sender)
@@ -360,7 +366,13 @@ class HandoverClient:
         return self._stands_elsewhere(prompt, state.salt, len(state.prompt))
 
     def _stands_elsewhere(self, prompt: Keys, salt: bytes, tokens: int) -> bool:
-        return self._router.most_held(prompt, salt, self._links.closed_to_transfers(())) >= tokens
+        return self._router.most_held(prompt, salt, self._closed((), prompt)) >= tokens
+
+    def _closed(self, tried: Collection[str], prompt: Keys) -> list[PrefillLink]:
+        """Return the links not to be used for the prompt. tried: HOST:PORT of nodes."""
+        closed = self._links.closed_to_transfers(tried)
+        blind = self._links.blind
+        return [*closed, *blind] if blind and has_pictures(prompt) else closed
 
     def _has_attempt(self, asked: "_Asked") -> bool:
         return len(asked.tried) < self._settings.attempts

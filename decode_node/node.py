@@ -16,6 +16,7 @@ from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.node_watch import NodeFiles, folders_of
 from tasuki.server.daemon.pair_daemon import PairDaemon
 from tasuki.server.daemon.running_engine import NearEngine, RunningEngine
+from tasuki.server.pictures.node_pictures import NodePictures
 from tasuki.server.role_change import RoleChange
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.workers.links import NodeSockets, node_sockets
@@ -42,6 +43,9 @@ class DecodeNode:
         settings: HandoverSettings | None = None,
         role_change: RoleChange | None = None,
     ) -> None:
+        sight = parts.sight
+        if sight is not None:
+            server_config = server_config.seeing()
         self.near = NearEngine()
         self._side = DecodeSide(
             engine_config, server_config, config, parts, plane, self.near, settings
@@ -59,6 +63,7 @@ class DecodeNode:
             engine.max_batch,
             status,
             role_change,
+            pictures=None if sight is None else NodePictures(sight.config.tokens, sight.rules),
         )
         self.front = decode_front(
             self.near,

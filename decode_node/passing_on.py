@@ -105,10 +105,15 @@ class PassingOn:
             if given is None:
                 await asyncio.sleep(_AGAIN_SECONDS)
             else:
-                done = wire.taken_over(given.number, await self._passed_on(given, link.target))
+                passed = await self._passed_on(given, link.target, connection)
+                done = wire.taken_over(given.number, passed)
 
-    async def _passed_on(self, given: m.GivenState, holder: str) -> m.StatePassedOn:
+    async def _passed_on(
+        self, given: m.GivenState, holder: str, connection: PrefillConnection
+    ) -> m.StatePassedOn:
         query = next(self._queries)
+        if not connection.takes(given.prompt):
+            return m.StatePassedOn(query, m.DrainTargetOutcome.DECLINED)
         if self._is_held(given):
             return m.StatePassedOn(query, m.DrainTargetOutcome.HELD)
         asked: asyncio.Future[m.StatePassedOn] = asyncio.get_running_loop().create_future()

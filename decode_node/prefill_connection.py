@@ -20,6 +20,7 @@ import grpc
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
+from tasuki.pycache.keys import Keys, has_pictures
 from tasuki.routing.node_load import NodeLoad, PrefillSeconds
 from tasuki.routing.prefix_hints import HintTrust
 from tasuki.transfer import peer_values
@@ -272,12 +273,16 @@ class PrefillConnection:
         stub: handover_pb2_grpc.HandoverStub,
         transport: Transport,
         write_seconds: float,
+        *,
+        sees_pictures: bool = False,
     ) -> None:
         """connected: the node's answer to Connect. write_seconds: limit for the node to take one
-        batch of messages. Raises PeerInvalid, MetadataUnusable."""
+        batch of messages. sees_pictures: True if it may compute prompts with pictures. Raises
+        PeerInvalid, MetadataUnusable."""
         self.id = peer_values.name(connected.connection_id, "connection_id")
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
+        self.sees_pictures = sees_pictures
         self.lost = asyncio.Event()
         self.progress: NodeProgress | None = None
         """Progress of the node, from its latest heartbeat with a report of it; None before one."""
@@ -314,6 +319,11 @@ class PrefillConnection:
         if not self._transfers.open:
             self._transfers = self._new_stream()
         return self._transfers
+
+    def takes(self, prompt: Keys) -> bool:
+        """Return True if the node may compute or hold the prompt: it has no pictures, or both nodes
+        see them equally."""
+        return self.sees_pictures or not has_pictures(prompt)
 
     @property
     def alive(self) -> bool:

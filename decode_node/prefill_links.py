@@ -35,7 +35,13 @@ from tasuki.transfer.control.writer_life import unless_timed_out
 from tasuki.transfer.errors import PeerInvalid, PeerTimedOut, TransferError
 from tasuki.transfer.lifecycle.heartbeats import HeartbeatTimeout, Renewing
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.protocol.contract import Contract, ContractMismatch, Difference
+from tasuki.transfer.protocol.contract import (
+    Contract,
+    ContractMismatch,
+    Difference,
+    diff,
+    pictures_pair,
+)
 from tasuki.transfer.protocol.messages import (
     drain_from_wire,
     node_to_wire,
@@ -232,6 +238,7 @@ class PrefillLink:
             pb.ConnectRequest(
                 node=node_to_wire(self._node),
                 contract=self._contract.flat(),
+                pictures=self._contract.pictures,
                 lease_seconds=self._sender.settings.lease_seconds,
             ),
             timeout=self._settings.connect,
@@ -249,12 +256,22 @@ class PrefillLink:
             raise ContractMismatch(self.refused)
         self.refused = ()
         connection = PrefillConnection(
-            answer.connected, stub, self._transport, self._settings.write
+            *(answer.connected, stub, self._transport, self._settings.write),
+            sees_pictures=self._pair_pictures(answer.connected),
         )
         await connect_within(
             self._settings.connect, self._sender, connection.id, connection.node, asked_at
         )
         return connection
+
+    def _pair_pictures(self, connected: pb.Connected) -> bool:
+        """Return True if the node may compute prompts with pictures. Log the fields with different
+        values. Raises PeerInvalid."""
+        ours, theirs = self._contract.pictures, peer_values.contract(connected.pictures)
+        if ours and theirs and ours != theirs:
+            fields = [difference.field for difference in diff(dict(ours), theirs)]
+            log.warning("prefill node %s takes no pictures: %s differ", self.target, fields)
+        return pictures_pair(ours, theirs)
 
     def _explain(self, error: Exception) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
@@ -399,6 +416,12 @@ class PrefillLinks:
         if link is not None:
             del self._leaving[link]
         return link
+
+    @property
+    def blind(self) -> list[PrefillLink]:
+        """Return the links to connected nodes that compute no prompts with pictures."""
+        connected = ((link, link.connection) for link in self._tasks)
+        return [link for link, one in connected if one is not None and not one.sees_pictures]
 
     def any_connected(self, beside: Collection[str]) -> bool:
         """Return True if a member node not in `beside` accepts transfers. beside: HOST:PORT of

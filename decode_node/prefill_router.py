@@ -434,7 +434,11 @@ class PrefillRouter:
         if not wanted.may_fetch or chosen.choice.reason is Reason.GATEWAY:
             return None
         held = {node: n for node, n in chosen.held.items() if n < len(wanted.prompt)}
-        giving = [n for n in self._alive(held) if self._gives(n, chosen.asked_at)]
+        giving = [
+            n
+            for n in self._alive(held)
+            if self._gives(n, chosen.asked_at) and self._standing[n][1].takes(wanted.prompt)
+        ]
         number = max(giving, key=lambda node: held[node], default=None)
         if number is None or self._standing[number][1] is chosen.connection:
             return None
@@ -544,6 +548,7 @@ def _candidate(
         pulled = fixed + each * (offered - usable)
         if pulled < seconds.between(usable, offered):
             usable, exposed = offered, pulled
+    exposed += seconds.token * sum(work for end, work in wanted.encodes if end > usable)
     return Candidate(number, usable, load.wait(now), exposed, load.stored(now), sent)
 
 

@@ -12,8 +12,9 @@ loss followed by WriterFenced. The loss is not posted if the engine cancelled.
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -21,12 +22,15 @@ from tasuki.decode_node.config import HandoverSettings
 from tasuki.decode_node.prefill_connection import PrefillConnection
 from tasuki.decode_node.prefill_links import PrefillLink
 from tasuki.decode_node.prefill_router import Chosen
+from tasuki.decode_node.sent_pictures import PicturesNotSent, send_pictures
 from tasuki.engine import messages as m
 from tasuki.engine.messages import transfer_proto as wire
+from tasuki.engine.messages.picture_wire import files_of, runs_to_wire, wanted_from_wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.chunks.chunk import FinishedLayers
 from tasuki.transfer.control.driven_transfer import ReceivingTransfer, SendingTransfer
 from tasuki.transfer.control.writer_life import ConnectionBreaker
+from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.lifecycle import actions as do
 from tasuki.transfer.lifecycle import events as on
@@ -282,24 +286,40 @@ class IncomingHandover(IncomingTransfer):
         self._wanted = wanted
         self._chosen = chosen
         self._arrived = 0
+        self._pieces = 0
         self._begin_pull = begin_pull
         self._pull: PullSender | None = None
         self._traceparent = traceparent
 
     def opening(self) -> pb.ReceiverMessage:
-        return wire.reserve(self._wanted, self._traceparent)
+        message = wire.reserve(self._wanted, self._traceparent)
+        message.reserve.pictures.extend(runs_to_wire(self._wanted.pictures))
+        return message
+
+    def receive(self, message: pb.SenderMessage) -> None:
+        if message.WhichOneof("message") != "pictures_wanted":
+            super().receive(message)
+            return
+        wanted, count = message.pictures_wanted, len(self._wanted.pictures)
+        try:
+            self.put(say.MediaWanted(wanted_from_wire(wanted, self.generation, count)))
+        except PeerInvalid as error:
+            self.put(say.Contradiction(str(error)))
 
     def facts(self) -> on.Look:
         arrived = self.progress
         self.connection.arrived += max(0, arrived - self._arrived)
         self._arrived = arrived
         pulled = None if self._pull is None else self._pull.chunks_sent
-        return on.Look(arrived, pulled, self.connection.arrived, self.writer.facts())
+        others = self.connection.arrived
+        return on.Look(arrived, pulled, others, self._pieces, self.writer.facts())
 
     def answer(self, action: Action) -> None:
         match action:
             case do.NoteWait():
                 self._note_wait(action)
+            case do.SendMedia(payload=indices):
+                self.run(partial(self._send_pictures, indices))
             case do.ServePull(payload=grant):
                 self._pull = self._begin_pull(grant, self)
             case do.EndPull(reason=reason):
@@ -312,6 +332,22 @@ class IncomingHandover(IncomingTransfer):
             case do.TellLost(reason=reason, loss=loss):
                 cause = m.LossCause[loss.name]
                 self.post(m.HandoverFailed(self.id, reason, cause=cause))
+
+    async def _send_pictures(self, indices: Sequence[int]) -> None:
+        head = pb.PicturePiece(
+            connection_id=self.connection.id, room=self.transfer_id, generation=self.generation
+        )
+        pictures = [(index, files_of(self._wanted.pictures[index])) for index in indices]
+        try:
+            await send_pictures(self.connection.stub, head, pictures, self._piece_taken)
+        except PicturesNotSent as error:
+            # Later the prefill node has them, and only its reply was lost.
+            if self._side.state is ReceiverState.RESERVED:
+                self.put(on.GivenUp(str(error), Loss.STREAM))
+
+    def _piece_taken(self) -> None:
+        self._pieces += 1
+        reach(Place.RECEIVER_AFTER_PIECE)
 
     def _note_wait(self, noted: do.NoteWait) -> None:
         """Record the reported wait; give the transfer up if another node can begin the prompt much

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tasuki.engine.roles.base import Handover
-from tasuki.engine.scheduling.picture_encoder import PictureEncoder
+from tasuki.engine.scheduling.pictures_elsewhere import Pictures
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats
@@ -59,7 +59,7 @@ class CacheQueries:
         emit: m.Emit,
         tiers: LowerTiers | None,
         weights: str,
-        pictures: PictureEncoder | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         """weights: format of the stored weights, reported in StatsReply. pictures: encoder of
         pictures; None: prompts have none."""

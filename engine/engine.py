@@ -23,7 +23,7 @@ from tasuki.engine.roles.base import Handover, HandoverContext
 from tasuki.engine.roles.early_steps import PrefillsBehind
 from tasuki.engine.runner.base import Runner, SampledTokens
 from tasuki.engine.scheduling.admission import QueueLimit, Seats
-from tasuki.engine.scheduling.picture_encoder import PictureEncoder
+from tasuki.engine.scheduling.pictures_elsewhere import Pictures
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
@@ -89,7 +89,7 @@ class Compute:
     runner: Runner
     grammars: GrammarCompiler
     drafts: DraftLimit
-    pictures: PictureEncoder | None = None
+    pictures: Pictures | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Engine:
         role."""
         if isinstance(message, m.CacheQuery):
             if isinstance(message, m.FlushCache) and self._pictures is not None:
-                self._pictures.store.clear()
+                self._pictures.clear()
             self._queries.handle(message)
         elif isinstance(message, m.Drain | m.Undrain):
             self._intake.handle(message)
@@ -288,7 +288,7 @@ class Engine:
         worked = bool(work) or goes_on or self._handover.waits or self._is_encoding
         return worked if self._tiers is None else self._goes_on(self._tiers, worked)
 
-    def _encode(self, pictures: PictureEncoder) -> None:
+    def _encode(self, pictures: Pictures) -> None:
         """Encode pictures for a while. Reject the requests of a failed one."""
         running = self._scheduler.running
         answering = len(running) > len(running.prompts)

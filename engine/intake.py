@@ -5,12 +5,15 @@ Thread rule: the engine loop's, except max_request_tokens.
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.vision.prompt_positions import PicturePlaceError
-from tasuki.pycache.keys import Keys, has_pictures
+from tasuki.pycache.keys import Keys, PromptTokens, has_pictures, same_tokens
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from . import messages as m
+from .pictures.handed import handed_pictures, unseen_pictures
 from .pictures.placed import PictureShape, PlacedPictures, placed_pictures
 
 MAX_PROMPT_SCORES = 1 << 18
@@ -85,6 +88,13 @@ class Intake:
             )
         return None
 
+    def state_misfit(self, keys: Keys) -> m.RequestError | None:
+        """Return the error for a state this engine can never hold, else None. keys: of its tokens;
+        those of pictures are negative, and fit only a node that sees."""
+        if self._limits.pictures is None:
+            return self.misfit(keys, len(keys))
+        return self.misfit(np.maximum(keys, 0), len(keys))
+
     def placed(self, submit: m.Submit) -> PlacedPictures | m.RequestError | None:
         """Return the prompt's pictures, or the reason to reject it, also if this engine takes none.
         Return None for a prompt of text."""
@@ -96,15 +106,22 @@ class Intake:
         except PicturePlaceError as error:
             return m.RequestError(m.ErrorKind.INVALID, f"prompt: {error}")
 
-    def handed_refusal(self, keys: Keys) -> m.RequestError | None:
-        """Return an error if a peer's prompt has pictures, else None. A prompt with pictures stays
-        with the peer, as yet."""
-        if not has_pictures(keys):
-            return None
-        return m.RequestError(
-            m.ErrorKind.INVALID,
-            "prompt has pictures, which are not handed over as yet: compute it where it came in",
-        )
+    def handed(
+        self, message: m.PrefillReserve
+    ) -> tuple[PromptTokens, PlacedPictures | None] | m.RequestError:
+        """Return the tokens of a peer's prompt and its pictures, None for text; or the reason to
+        reject it. A state's keys may come without their pictures, if the rest is one token."""
+        keys, shape = message.prompt, self._limits.pictures
+        if not (message.pictures or has_pictures(keys)):
+            return same_tokens(keys), None
+        if shape is None:
+            return m.RequestError(m.ErrorKind.INVALID, _BLIND)
+        if not message.pictures and is_copy(message):
+            return unseen_pictures(keys, shape)
+        try:
+            return handed_pictures(keys, message.pictures, shape)
+        except PicturePlaceError as error:
+            return m.RequestError(m.ErrorKind.INVALID, f"prompt: {error}")
 
     def scoring_refusal(self, prompt: m.Tokens, top: int | None) -> m.RequestError | None:
         """Return the error for a prompt impossible to score; None if it can be scored. top:
@@ -166,3 +183,9 @@ class Intake:
         for query_id in self._drains:
             self._emit(m.Drained(query_id, at_rest))
         self._drains.clear()
+
+
+def is_copy(message: m.PrefillReserve) -> bool:
+    """Return True if the transfer brings a state: one token behind it is asked for."""
+    asked = message.transfer_request
+    return asked.sampling.max_new_tokens == 1 and asked.offered == len(message.prompt) - 1

@@ -3,9 +3,9 @@
 The straight line is Waiting -> Prefilling -> Decoding -> Finished. On a decode node a long prompt
 goes Waiting -> AwaitingPrefill -> Receiving -> Decoding. On a prefill node it goes Waiting ->
 AwaitingGrant -> Prefilling -> HandingOver -> Finished. If the receiver has more of the prompt than
-this node, Pulling and Waiting come first. If memory below the arena has more, Loading comes before
-Prefilling or AwaitingGrant; a failed load goes back to Waiting. A retracted request returns all its
-memory and waits again.
+this node, Pulling and Waiting come first, likewise AwaitingMedia for its pictures. If memory below
+the arena has more, Loading comes before Prefilling or AwaitingGrant; a failed load goes back to
+Waiting. A retracted request returns all its memory and waits again.
 """
 
 import math
@@ -73,6 +73,11 @@ class AwaitingPrefill(State, phase=m.RequestPhase.AWAITING_PREFILL):
 class Pulling(State, phase=m.RequestPhase.PULLING):
     """(prefill) The tokens offered by the receiver are being pulled; the request itself holds no
     memory."""
+
+
+class AwaitingMedia(State, phase=m.RequestPhase.AWAITING_MEDIA):
+    """(prefill) Files of the prompt's pictures are on their way from the receiver. The request
+    holds no memory in the arena."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +192,13 @@ class Aborted(State, phase=m.RequestPhase.ABORTED):
 
 
 MOVES: dict[type, tuple[type, ...]] = {
-    Waiting: (AwaitingPrefill, AwaitingGrant, Pulling, Loading, Prefilling, Aborted, Finished),
+    Waiting: (
+        *(AwaitingPrefill, AwaitingGrant, Pulling, AwaitingMedia, Loading, Prefilling),
+        *(Aborted, Finished),
+    ),
     AwaitingPrefill: (Receiving, Waiting, Finished, Aborted),
     Pulling: (Waiting, Aborted),
+    AwaitingMedia: (Waiting, Aborted),
     Receiving: (Decoding, Waiting, Finished, Aborted),
     Loading: (AwaitingGrant, Prefilling, Waiting, Aborted),
     AwaitingGrant: (Prefilling, Aborted),
@@ -273,6 +282,7 @@ class Request:
     prefill_choice: m.PrefillChoice | None = None
     asked_at: float | None = None  # time of the request to a prefill node
     started: tuple[float, int] | None = None  # time of the allocation, first token to compute
+    encodes: float = 0.0  # work of its pictures without rows since `started`, in tokens
     prefilled_on: str = "local"
     handover_lost: bool = False
     refused_at: Hashable = None  # state behind the last refusal

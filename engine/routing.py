@@ -199,11 +199,20 @@ class PrefillLoad:
             waits[self._peers[transfer_id]] = waits.get(self._peers[transfer_id], 0.0) + left
         return waits
 
-    def enter(self, transfer_id: m.TransferId, cached: int, tokens: int, peer: str = "") -> None:
+    def enter(
+        self,
+        transfer_id: m.TransferId,
+        cached: int,
+        tokens: int,
+        peer: str = "",
+        encodes: float = 0.0,
+    ) -> None:
         """Add a transfer with a prompt of `tokens` tokens. cached: number of first tokens without
-        need of computing. peer: name of the decode node owning the transfer."""
+        need of computing. peer: name of the decode node owning the transfer. encodes: work of its
+        pictures, in tokens."""
         self._peers[transfer_id] = peer
-        self._left[transfer_id] = self._speed.seconds.between(cached, tokens)
+        seconds = self._speed.seconds
+        self._left[transfer_id] = seconds.between(cached, tokens) + encodes * seconds.token
         self._changed = True
         self._reported_at = -math.inf
 
@@ -254,13 +263,14 @@ class Router:
         self._wire = wire
         self.costs = CostLearner()
 
-    def prefill_place(self, match: Match) -> RoutingDecision:
-        """Return HERE (this node) or THERE (a prefill node) for the prompt of the cache match."""
+    def prefill_place(self, match: Match, encodes: float = 0.0) -> RoutingDecision:
+        """Return HERE (this node) or THERE (a prefill node) for the prompt of the cache match.
+        encodes: work of its pictures without rows, in tokens."""
         rates = self._rates()
         self.costs.judged()
         return choose_prefill_place(
             rates,
-            match.prompt_tokens - usable_here(match),
+            match.prompt_tokens - usable_here(match) + round(encodes),
             self.state_bytes(match.kv_tokens, match.prompt_tokens),
             self._config.local_prefill_tokens,
         )
@@ -270,14 +280,18 @@ class Router:
         """Return the most tokens always computed on this node while no rates are measured."""
         return self._config.local_prefill_tokens
 
-    def pull(self, match: Match, offered: int, ahead: float) -> RoutingDecision:
+    def pull(
+        self, match: Match, offered: int, ahead: float, encodes: float = 0.0
+    ) -> RoutingDecision:
         """Return PULLED or THERE. offered: number of first tokens with KV and state at the
-        receiver. ahead: seconds of prompts computed before this one. This call does not count as a
+        receiver. ahead: seconds of prompts computed before this one. encodes: work of the pictures
+        among the tokens to pull, in tokens. This call does not count as a
         decision, because it is repeated at every step while a prompt waits. The caller counts the
         decision it acts on."""
+        new = offered - match.usable_tokens
         return should_pull(
             self._rates(),
-            offered - match.usable_tokens,
+            new + round(encodes) if new > 0 else new,
             self.state_bytes(min(match.kv_tokens, offered), offered),
             self._config.pull_tokens,
             ahead,

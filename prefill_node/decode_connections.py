@@ -57,6 +57,7 @@ class _Connection:
     node: NodeIdentity
     heart: Beating
     writer: WriterLife
+    sees_pictures: bool
     beating: bool = False
     progress: NodeProgress | None = None
     """Progress of the receiver, from its latest renewal with a report of it; None before one."""
@@ -145,9 +146,17 @@ class ReceiverConnections:
         connection = self._connections.get(name)
         return None if connection is None else connection.writer
 
-    async def add(self, node: NodeIdentity, lease_seconds: float) -> str:
+    def sees_pictures(self, name: str) -> bool:
+        """Return True if the receiver's prompts with pictures may be computed here."""
+        connection = self._connections.get(name)
+        return connection is not None and connection.sees_pictures
+
+    async def add(
+        self, node: NodeIdentity, lease_seconds: float, *, sees_pictures: bool = False
+    ) -> str:
         """Connect to a receiver and return the connection's name. lease_seconds: the receiver's
-        lease as a writer. Raises TransportError."""
+        lease as a writer. sees_pictures: True if its fields for pictures equal this node's. Raises
+        TransportError."""
         await self._end_others(node)
         self._issued += 1
         # A peer that knows the name could end the connection's rooms, so it must be unguessable.
@@ -161,7 +170,8 @@ class ReceiverConnections:
         heartbeat_timeout = HeartbeatTimeout(
             self._timeout_seconds, time.monotonic(), self._heartbeat_seconds, grace=_TRYING_SECONDS
         )
-        self._connections[name] = _Connection(node, Beating(heartbeat_timeout), writer)
+        beating = Beating(heartbeat_timeout)
+        self._connections[name] = _Connection(node, beating, writer, sees_pictures)
         self._expect_beating(name)
         return name
 

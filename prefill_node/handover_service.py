@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +22,8 @@ import grpc
 
 from tasuki.engine import messages as m
 from tasuki.engine.messages import transfer_proto as wire
+from tasuki.engine.messages.picture_wire import runs_from_wire
+from tasuki.prefill_node.arriving_pictures import MediaBudget
 from tasuki.prefill_node.decode_connections import (
     ReceiverConnections,
     ReceiverStream,
@@ -33,6 +35,7 @@ from tasuki.prefill_node.transfers import OutgoingTransfer, PullMeans, PullRecei
 from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
+from tasuki.pycache.keys import has_pictures
 from tasuki.transfer import peer_values
 from tasuki.transfer.control.driven_transfer import LiveTransfers
 from tasuki.transfer.control.link_status import NodeProgress
@@ -43,7 +46,7 @@ from tasuki.transfer.lifecycle import messages as say
 from tasuki.transfer.lifecycle.deadlines import PullReceiverDeadlines, SenderDeadlines
 from tasuki.transfer.lifecycle.ended_transfers import EndedTransfers
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.protocol.contract import Contract, diff
+from tasuki.transfer.protocol.contract import Contract, diff, pictures_pair
 from tasuki.transfer.protocol.messages import (
     drain_from_wire,
     drain_to_wire,
@@ -90,6 +93,12 @@ def _unknown(transfer_id: m.TransferId, request: str, traceparent: str) -> None:
     return None
 
 
+def _is_asked(transfer: OutgoingTransfer, first: pb.PicturePiece) -> bool:
+    """Return True if the piece begins the call that the transfer waits for."""
+    named = transfer.connection, transfer.generation
+    return named == (first.connection_id, first.generation) and transfer.begin_pictures()
+
+
 class HandoverService(handover_pb2_grpc.HandoverServicer):
     """Handover service of a prefill node over gRPC, for decode nodes. Implements ConnectionOwner
     too."""
@@ -117,6 +126,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._gateway_transfers = gateway_transfers
         self._sender = sender
         self._contract = contract.flat()
+        self._pictures = dict(contract.pictures)
+        self._media = MediaBudget()
         self._node = node
         self._loop = loop
         self._settings = settings or HandoverServiceSettings()
@@ -185,6 +196,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 | m.PrefillToken()
                 | m.FetchRefused()
                 | m.StateHeld()
+                | m.PicturesWanted()
             ):
                 # Handle the token before its room, because the room may be over with the token.
                 if isinstance(message, m.PrefillToken) and self._gateway_transfers is not None:
@@ -232,7 +244,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         try:
             node = node_from_wire(request.node)
             lease_seconds = lease_from_wire(request.lease_seconds)
-            name = await self._connections.add(node, lease_seconds)
+            theirs = peer_values.contract(request.pictures)
+            seeing = pictures_pair(self._pictures, theirs)
+            name = await self._connections.add(node, lease_seconds, sees_pictures=seeing)
             self._ended.began(name)
         except TransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"transport: {error}")
@@ -242,6 +256,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 node=node_to_wire(self._node),
                 connection_id=name,
                 lease_seconds=self._sender.settings.lease_seconds,
+                pictures=self._pictures,
             )
         )
 
@@ -362,7 +377,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             if message.HasField("fetch"):
                 reserve = wire.fetch_from_wire(number, message.fetch, connection)
             else:
-                reserve = wire.reserve_from_wire(wanted, connection)
+                asked = wire.reserve_from_wire(wanted, connection)
+                reserve = replace(asked, pictures=runs_from_wire(wanted.pictures))
         except wire.InvalidReserve as error:
             raise TransferRefused(f"{message.WhichOneof('message')}: {error}") from error
         transfer_request = reserve.transfer_request
@@ -370,6 +386,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             raise TransferRefused(
                 f"transfer {number} is not its transfer request's, {transfer_request.transfer_id}"
             )
+        if has_pictures(reserve.prompt) and not self._connections.sees_pictures(connection):
+            raise TransferRefused("its pictures are not computed here as there: compare towers")
         is_open = self._transfers.get(transfer_request.transfer_id) is not None
         refusal = self._ended.refusal(
             connection, transfer_request.transfer_id, transfer_request.generation, is_open
@@ -379,6 +397,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         awaits_gateway = wanted.by_gateway
         if awaits_gateway and self._gateway_transfers is None:
             raise TransferRefused("reserve.by_gateway: no gateway calls this node; give --gateway")
+        if awaits_gateway and wanted.pictures:
+            raise TransferRefused("reserve.pictures: a gateway's transfer has no pictures")
         request_id, traceparent = wire.trail_from_wire(wanted)
         transfer = OutgoingTransfer(
             reserve,
@@ -391,6 +411,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             request_id,
             deadlines=self._settings.deadlines,
             awaits_gateway=awaits_gateway,
+            media=self._media,
         )
         if awaits_gateway and self._gateway_transfers is not None:
             try:
@@ -402,6 +423,47 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         # The room outlives its stream, because it must drain when the stream breaks.
         self._transfers.start(transfer_request.transfer_id, transfer)
         return transfer
+
+    async def Pictures(
+        self,
+        request_iterator: AsyncIterator[pb.PicturePiece],
+        context: "grpc.aio.ServicerContext[pb.PicturePiece, pb.PicturesTaken]",
+    ) -> pb.PicturesTaken:
+        first = await self._first(request_iterator)
+        transfer = None if first is None else self._transfers.get(first.room)
+        if first is None or transfer is None or not _is_asked(transfer, first):
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "no pictures are asked for in this transfer"
+            )
+        assert first is not None and transfer is not None
+        try:
+            await self._take_pieces(transfer, first, request_iterator)
+        except PeerInvalid as error:
+            transfer.put(on.Stopped(str(error)))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except BaseException:
+            # The call broke, or is cancelled: the rest of the pieces never comes.
+            transfer.put(on.Stopped("the call with its pictures broke"))
+            raise
+        return pb.PicturesTaken()
+
+    async def _take_pieces(
+        self,
+        transfer: OutgoingTransfer,
+        first: pb.PicturePiece,
+        others: AsyncIterator[pb.PicturePiece],
+    ) -> None:
+        """Take the pieces of one call. Raises PeerInvalid, also if the next one does not come."""
+        piece: pb.PicturePiece | None = first
+        seconds = self._settings.deadlines.awaiting_media
+        while piece is not None:
+            if transfer.take_piece(piece):
+                return
+            try:
+                piece = await asyncio.wait_for(anext(others, None), seconds)
+            except TimeoutError as error:
+                raise PeerInvalid(f"no piece of a picture came for {seconds} s") from error
+        raise PeerInvalid("the call with its pictures ended before the last piece")
 
     def _over(self, transfer: OutgoingTransfer, failure: Exception | None) -> None:
         if self._gateway_transfers is not None:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from tasuki.engine import messages as m
 from tasuki.engine.messages import transfer_proto as wire
+from tasuki.prefill_node.arriving_pictures import ArrivingPictures, MediaBudget
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.keys import Keys
 from tasuki.transfer import peer_values
@@ -158,6 +159,7 @@ FromEngine: TypeAlias = (
     | m.FetchRefused
     | m.StateHeld
     | m.PullWanted
+    | m.PicturesWanted
 )
 
 
@@ -187,12 +189,13 @@ class OutgoingTransfer(SendingTransfer):
         *,
         deadlines: SenderDeadlines | None = None,
         awaits_gateway: bool = False,
+        media: MediaBudget | None = None,
     ) -> None:
         """progress_seconds: time between two repetitions of Queued, and between two checks of the
         deadlines. begin_pull: begins to pull the state offered in the transfer request; the pull
         outlives this transfer. speak: sends to the receiver, in order, up to Closed. request_id:
         request id known to the receiver's clients; empty if it sent none. awaits_gateway: True if
-        nothing is computed before the gateway's call."""
+        nothing is computed before the gateway's call. media: budget of the pictures' bytes."""
         transfer_request = reserve.transfer_request
         terms = SendingTerms(deadlines or SenderDeadlines(), progress_seconds, awaits_gateway)
         side = Sending(
@@ -217,13 +220,18 @@ class OutgoingTransfer(SendingTransfer):
         self._speak = speak
         self._pull: PullReceiver | None = None
         self._pulled: m.PullReport | None = None
+        self._media = MediaBudget() if media is None else media
+        self._arriving: ArrivingPictures | None = None
+        """Pictures asked for and not complete; None without any."""
+        self._pieces = 0
 
     @property
     def prompt(self) -> Keys:
         return self._reserve.prompt
 
     def facts(self) -> on.Look:
-        return on.Look(self.progress, None if self._pull is None else self._pull.chunks_arrived)
+        pulled = None if self._pull is None else self._pull.chunks_arrived
+        return on.Look(self.progress, pulled, pieces=self._pieces)
 
     def hear_engine(self, message: FromEngine) -> None:
         """Handle a message of the engine about this transfer."""
@@ -244,9 +252,37 @@ class OutgoingTransfer(SendingTransfer):
                 return on.Announced()
             case m.PullWanted(grant=grant):
                 return on.PullWanted(grant)
+            case m.PicturesWanted(pictures=wanted):
+                assert isinstance(self._reserve, m.PrefillReserve)
+                handed = self._reserve.pictures
+                self._arriving = ArrivingPictures(self.id, wanted, handed, self._media)
+                return on.MediaWanted(wanted)
         self._pulled = message.pulled
         tail = self._sender.remaining_seconds(self.transfer_id)
         return on.Announced(wire.ready(self.generation, message, tail))
+
+    def begin_pictures(self) -> bool:
+        """Return True if a call with the pictures asked for may begin now, as the first one."""
+        arriving = self._arriving
+        if arriving is None or arriving.begun or self.is_over:
+            return False
+        arriving.begun = True
+        return True
+
+    def take_piece(self, piece: pb.PicturePiece) -> bool:
+        """Take a piece of the pictures asked for. Return True if it was the last. Raises
+        PeerInvalid. REQUIRES: begin_pictures() was True."""
+        arriving = self._arriving
+        if arriving is None or self.is_over:
+            raise PeerInvalid("the transfer is over")
+        reach(Place.SENDER_ON_PIECE)
+        arriving.take(piece)
+        self._pieces += 1
+        if not arriving.is_complete:
+            return False
+        self._arriving = None
+        self.put(on.MediaCame(arriving.files()))
+        return True
 
     def hear_pull(self, message: pb.PullDone | pb.PullFailed) -> None:
         """Handle the receiver's message about this hand-over's pull; drop it if there is no
@@ -262,6 +298,8 @@ class OutgoingTransfer(SendingTransfer):
                 self._post(self._reserve)
             case do.Start(payload=grant):
                 self._post(m.PrefillStart(grant))
+            case do.TakeMedia(payload=files):
+                self._post(m.PicturesCame(self.id, files))
             case do.BeginPull(payload=grant):
                 self._pull = self._begin_pull(grant, self.connection, self._speak)
             case do.EndPull(reason=reason):
@@ -281,6 +319,9 @@ class OutgoingTransfer(SendingTransfer):
             case say.Queued(position=position, wait=wait):
                 queued = pb.Queued(position=position, wait_seconds=wait)
                 self._speak(pb.SenderMessage(queued=queued))
+            case say.MediaWanted(payload=wanted):
+                asked = pb.PicturesWanted(generation=self.generation, pictures=wanted)
+                self._speak(pb.SenderMessage(pictures_wanted=asked))
             case say.Refused(payload=said) | say.Ready(payload=said):
                 self._speak(said)
             case say.Held(generation=generation):
@@ -299,6 +340,7 @@ class OutgoingTransfer(SendingTransfer):
         """Report the transfer's end: end the pull, and set how the posted writes ended. Post
         PrefillEnd to the engine if the state machine is over; else the drain counts as FORCED."""
         drain = self._side.drain if self._side.is_over else Drain.FORCED
+        self._media.release(self.id)
         if self._pull is not None:
             self._pull.put(on.Stopped("its transfer is over"))
         if self._side.is_over:

@@ -17,6 +17,12 @@ class HeirOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HEIR_OUTCOME_LOST: _ClassVar[HeirOutcome]
     HEIR_OUTCOME_CUT: _ClassVar[HeirOutcome]
 
+class PictureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PICTURE_KIND_UNSPECIFIED: _ClassVar[PictureKind]
+    PICTURE_KIND_IMAGE: _ClassVar[PictureKind]
+    PICTURE_KIND_VIDEO: _ClassVar[PictureKind]
+
 class ErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ERROR_KIND_UNSPECIFIED: _ClassVar[ErrorKind]
@@ -39,6 +45,9 @@ HEIR_OUTCOME_HELD: HeirOutcome
 HEIR_OUTCOME_DECLINED: HeirOutcome
 HEIR_OUTCOME_LOST: HeirOutcome
 HEIR_OUTCOME_CUT: HeirOutcome
+PICTURE_KIND_UNSPECIFIED: PictureKind
+PICTURE_KIND_IMAGE: PictureKind
+PICTURE_KIND_VIDEO: PictureKind
 ERROR_KIND_UNSPECIFIED: ErrorKind
 ERROR_KIND_INVALID: ErrorKind
 ERROR_KIND_TOO_LONG: ErrorKind
@@ -52,8 +61,15 @@ DRAIN_DRAINED: Drain
 DRAIN_FORCED: Drain
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("node", "contract", "lease_seconds")
+    __slots__ = ("node", "contract", "lease_seconds", "pictures")
     class ContractEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class PicturesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -63,10 +79,12 @@ class ConnectRequest(_message.Message):
     NODE_FIELD_NUMBER: _ClassVar[int]
     CONTRACT_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
     node: Node
     contract: _containers.ScalarMap[str, str]
     lease_seconds: float
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., contract: _Optional[_Mapping[str, str]] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    pictures: _containers.ScalarMap[str, str]
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., contract: _Optional[_Mapping[str, str]] = ..., lease_seconds: _Optional[float] = ..., pictures: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("connected", "refused")
@@ -109,14 +127,23 @@ class Process(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., pid_namespace: _Optional[int] = ..., pid: _Optional[int] = ..., start_ticks: _Optional[int] = ...) -> None: ...
 
 class Connected(_message.Message):
-    __slots__ = ("node", "connection_id", "lease_seconds")
+    __slots__ = ("node", "connection_id", "lease_seconds", "pictures")
+    class PicturesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NODE_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
     node: Node
     connection_id: str
     lease_seconds: float
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., connection_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    pictures: _containers.ScalarMap[str, str]
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., connection_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., pictures: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("differences",)
@@ -303,7 +330,7 @@ class ReceiverMessage(_message.Message):
     def __init__(self, reserve: _Optional[_Union[Reserve, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., pull_done: _Optional[_Union[PullDone, _Mapping]] = ..., pull_failed: _Optional[_Union[PullFailed, _Mapping]] = ..., hang_up: _Optional[_Union[HangUp, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
 
 class SenderMessage(_message.Message):
-    __slots__ = ("queued", "accepted", "refused", "ready", "done", "failed", "aborted", "pull", "stop_pull", "closed", "held", "room")
+    __slots__ = ("queued", "accepted", "refused", "ready", "done", "failed", "aborted", "pull", "stop_pull", "closed", "held", "pictures_wanted", "room")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +342,7 @@ class SenderMessage(_message.Message):
     STOP_PULL_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_WANTED_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     queued: Queued
     accepted: Accepted
@@ -327,8 +355,9 @@ class SenderMessage(_message.Message):
     stop_pull: StopPull
     closed: Closed
     held: Held
+    pictures_wanted: PicturesWanted
     room: int
-    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
+    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., pictures_wanted: _Optional[_Union[PicturesWanted, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
 
 class HangUp(_message.Message):
     __slots__ = ()
@@ -341,18 +370,78 @@ class Closed(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("ticket", "prompt", "by_gateway", "request_id", "traceparent")
+    __slots__ = ("ticket", "prompt", "by_gateway", "request_id", "traceparent", "pictures")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     BY_GATEWAY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     prompt: bytes
     by_gateway: bool
     request_id: str
     traceparent: str
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., by_gateway: bool = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    pictures: _containers.RepeatedCompositeFieldContainer[PictureRun]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., by_gateway: bool = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., pictures: _Optional[_Iterable[_Union[PictureRun, _Mapping]]] = ...) -> None: ...
+
+class PictureRun(_message.Message):
+    __slots__ = ("start", "rows", "columns", "kind", "orientation", "digest", "files")
+    START_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ORIENTATION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    rows: int
+    columns: int
+    kind: PictureKind
+    orientation: str
+    digest: bytes
+    files: _containers.RepeatedCompositeFieldContainer[PictureFile]
+    def __init__(self, start: _Optional[int] = ..., rows: _Optional[int] = ..., columns: _Optional[int] = ..., kind: _Optional[_Union[PictureKind, str]] = ..., orientation: _Optional[str] = ..., digest: _Optional[bytes] = ..., files: _Optional[_Iterable[_Union[PictureFile, _Mapping]]] = ...) -> None: ...
+
+class PictureFile(_message.Message):
+    __slots__ = ("sha256", "height", "width")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    sha256: bytes
+    height: int
+    width: int
+    def __init__(self, sha256: _Optional[bytes] = ..., height: _Optional[int] = ..., width: _Optional[int] = ...) -> None: ...
+
+class PicturesWanted(_message.Message):
+    __slots__ = ("generation", "pictures")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    pictures: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, generation: _Optional[int] = ..., pictures: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PicturePiece(_message.Message):
+    __slots__ = ("connection_id", "room", "generation", "picture", "file", "length", "data")
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PICTURE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    connection_id: str
+    room: int
+    generation: int
+    picture: int
+    file: int
+    length: int
+    data: bytes
+    def __init__(self, connection_id: _Optional[str] = ..., room: _Optional[int] = ..., generation: _Optional[int] = ..., picture: _Optional[int] = ..., file: _Optional[int] = ..., length: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PicturesTaken(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("generation", "tokens", "salt")

@@ -64,6 +64,11 @@ class HandoverStub(object):
                 request_serializer=tasuki_dot_proto_dot_handover__pb2.TakeOverRequest.SerializeToString,
                 response_deserializer=tasuki_dot_proto_dot_handover__pb2.TakeOverResponse.FromString,
                 _registered_method=True)
+        self.Pictures = channel.stream_unary(
+                '/tasuki.handover.v1.Handover/Pictures',
+                request_serializer=tasuki_dot_proto_dot_handover__pb2.PicturePiece.SerializeToString,
+                response_deserializer=tasuki_dot_proto_dot_handover__pb2.PicturesTaken.FromString,
+                _registered_method=True)
 
 
 class HandoverServicer(object):
@@ -118,6 +123,14 @@ class HandoverServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pictures(self, request_iterator, context):
+        """Pictures of a room's prompt, asked for by PicturesWanted: one call for each. The reply comes
+        once every piece has arrived and every file has its digest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_HandoverServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -150,6 +163,11 @@ def add_HandoverServicer_to_server(servicer, server):
                     servicer.TakeOver,
                     request_deserializer=tasuki_dot_proto_dot_handover__pb2.TakeOverRequest.FromString,
                     response_serializer=tasuki_dot_proto_dot_handover__pb2.TakeOverResponse.SerializeToString,
+            ),
+            'Pictures': grpc.stream_unary_rpc_method_handler(
+                    servicer.Pictures,
+                    request_deserializer=tasuki_dot_proto_dot_handover__pb2.PicturePiece.FromString,
+                    response_serializer=tasuki_dot_proto_dot_handover__pb2.PicturesTaken.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -314,6 +332,33 @@ class Handover(object):
             '/tasuki.handover.v1.Handover/TakeOver',
             tasuki_dot_proto_dot_handover__pb2.TakeOverRequest.SerializeToString,
             tasuki_dot_proto_dot_handover__pb2.TakeOverResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pictures(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/tasuki.handover.v1.Handover/Pictures',
+            tasuki_dot_proto_dot_handover__pb2.PicturePiece.SerializeToString,
+            tasuki_dot_proto_dot_handover__pb2.PicturesTaken.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,7 +33,8 @@ PictureDigest = NewType("PictureDigest", bytes)
 """Name of a picture's content and size: 32 bytes."""
 
 DIGEST_BYTES = 32
-_SCHEME = b"tasuki picture v1"
+SCHEME = b"tasuki picture v1"
+"""Name of the rule for keys. Nodes with equal names make equal keys."""
 _KEYS_A_CALL = 16
 _SIGN = np.int32(-(2**31))
 
@@ -59,7 +60,7 @@ class PictureSource:
         """Return the picture's digest. Fields are framed by their lengths, so no two records have
         the same bytes."""
         fields = (
-            _SCHEME,
+            SCHEME,
             self.kind.encode(),
             self.orientation.encode(),
             b"".join(struct.pack("<I", len(name)) + name for name in self.media),

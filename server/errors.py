@@ -44,6 +44,7 @@ REJECTED = {
     ErrorKind.QUEUE_TIMEOUT: (StatusCode.UNAVAILABLE, Retry.LATER),
     ErrorKind.OVERLOADED: (StatusCode.RESOURCE_EXHAUSTED, Retry.LATER),
     ErrorKind.NOT_HANDED_BACK: (StatusCode.UNAVAILABLE, Retry.ELSEWHERE),
+    ErrorKind.NO_TOWER: (StatusCode.UNAVAILABLE, Retry.LATER),
     ErrorKind.PICTURE_GONE: (StatusCode.NOT_FOUND, Retry.REOPEN),
     ErrorKind.INTERNAL: (StatusCode.INTERNAL, Retry.NEVER),
 }

@@ -36,6 +36,7 @@ _SPAN_OF = {
     m.RequestPhase.AWAITING_PREFILL: "handshake",
     m.RequestPhase.RECEIVING: "windows",
     m.RequestPhase.LOADING: "load",
+    m.RequestPhase.AWAITING_MEDIA: "await pictures",
     m.RequestPhase.AWAITING_GRANT: "await grant",
     m.RequestPhase.ENCODING: "encode pictures",
     m.RequestPhase.PULLING: "pull",

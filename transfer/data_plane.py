@@ -10,7 +10,9 @@ receives pulls, or the reverse. Thread rule: start and stop block, once each, on
 to wait.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -79,6 +81,7 @@ class DataPlane:
         name: str,
         constants: str = NOT_USED,
         weights_format: str = NOT_USED,
+        pictures: Mapping[str, str] = MappingProxyType({}),
     ) -> "DataPlane":
         """Make a data plane of a memory region with the arenas of several ranks, otherwise like
         over(). KV and state are sent exact. Raises TransportError; ValueError if a head's bytes are
@@ -100,6 +103,7 @@ class DataPlane:
                 ucx=transport.libraries.get("ucx", NOT_USED),
                 constants=constants,
                 weights_format=weights_format,
+                pictures=pictures,
             ),
             NodeIdentity.new(name, kind, transport.metadata(), spans.slabs, ranks=spans.ranks),
             ONLY_ARENA,
@@ -118,13 +122,15 @@ class DataPlane:
         arena: ArenaKey = ONLY_ARENA,
         constants: str = NOT_USED,
         weights_format: str = NOT_USED,
+        pictures: Mapping[str, str] = MappingProxyType({}),
     ) -> "DataPlane":
         """Make a data plane of one arena.
 
         memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device; only they are
         registered here. wire: precision of sent KV and state; None: exact. arena: key of this arena
         in the node; by default the only one. constants, weights_format: values of the model and of
-        its weights, for the contract. Raises TransportError, WireError.
+        its weights, for the contract. pictures: its fields for pictures. Raises TransportError,
+        WireError.
         """
         warn_if_armed()
         wire = wire or WireSettings()
@@ -157,6 +163,7 @@ class DataPlane:
                 ucx=transport.libraries.get("ucx", NOT_USED),
                 constants=constants,
                 weights_format=weights_format,
+                pictures=pictures,
             ),
             NodeIdentity.new(name, kind, transport.metadata(), slabs, arena),
             arena,

@@ -31,10 +31,11 @@ VARIABLE = "TASUKI_FAILPOINTS"
 
 class Place(Enum):
     """Places of failpoints in the process. The places in CHUNK_PLACES are reached once for each
-    layer chunk."""
+    layer chunk, those in PIECE_PLACES once for each piece of a picture."""
 
     SENDER_BEFORE_ACCEPTED = "sender.before_accepted"
     SENDER_AFTER_ACCEPTED = "sender.after_accepted"
+    SENDER_ON_PIECE = "sender.on_piece"
     SENDER_ON_GRANT = "sender.on_grant"
     SENDER_BEFORE_POST = "sender.before_post"
     SENDER_AFTER_POST = "sender.after_post"
@@ -45,6 +46,7 @@ class Place(Enum):
     SENDER_AFTER_DONE = "sender.after_done"
     RECEIVER_BEFORE_RESERVE = "receiver.before_reserve"
     RECEIVER_AFTER_RESERVE = "receiver.after_reserve"
+    RECEIVER_AFTER_PIECE = "receiver.after_piece"
     RECEIVER_ON_ACCEPTED = "receiver.on_accepted"
     RECEIVER_ON_GRANT = "receiver.on_grant"
     RECEIVER_AFTER_GRANT = "receiver.after_grant"
@@ -65,6 +67,9 @@ CHUNK_PLACES: Final = frozenset(
         Place.RECEIVER_AFTER_LANDED,
     }
 )
+
+
+PIECE_PLACES: Final = frozenset({Place.SENDER_ON_PIECE, Place.RECEIVER_AFTER_PIECE})
 
 
 class Action(Enum):

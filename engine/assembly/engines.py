@@ -28,14 +28,18 @@ from tasuki.engine.runner.base import EventRecorder, Runner, RunnerSizes
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.rows import widths
 from tasuki.engine.scheduling.checkpoints import read_tool_call_ids
-from tasuki.engine.scheduling.picture_encoder import PictureEncoder
+from tasuki.engine.scheduling.picture_encoder import PictureEncoder, PictureWork
+from tasuki.engine.scheduling.pictures_elsewhere import Pictures, PicturesElsewhere
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.engine.tiers.disk.kept_index import restore
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
+from tasuki.model.costs import PrefillFlops
 from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.vision.config import VisionConfig
+from tasuki.model.vision.costs import EncodeFlops
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.utils.logs import Progress, no_progress
@@ -198,7 +202,7 @@ def _assemble(
     if on_gpu:
         size = arena.bytes.nbytes // 2**20
         log.info("an arena of %d MiB, and up to %d requests in a forward", size, sizes.batch)
-    rows = None if pictures is None else pictures.store
+    rows = pictures.store if isinstance(pictures, PictureEncoder) else None
     runner = build_runner(parts, sizes, hands_on=role is Role.PREFILL, progress=progress, rows=rows)
     wire = parts.wire or parts.layout
     per_token = None if role is Role.PREFILL else config.max_itl_seconds
@@ -213,12 +217,14 @@ def _assemble(
     )
 
 
-def build_pictures(config: EngineConfig, parts: EngineParts) -> PictureEncoder | None:
-    """Return the encoder of pictures; None without a tower. Raises EngineConfigError if the budget
-    of rows is smaller than the largest picture."""
-    tower = parts.tower
+def build_pictures(config: EngineConfig, parts: EngineParts) -> Pictures | None:
+    """Return the encoder of pictures, or its stand-in without a tower; None if prompts have none.
+    Raises EngineConfigError if the budget of rows is smaller than the largest picture."""
+    tower, sight = parts.tower, parts.sight
     if tower is None:
-        return None
+        return (
+            None if sight is None else PicturesElsewhere(sight, picture_work(parts, sight.config))
+        )
     row_bytes = tower.config.out_hidden * tower.weights.dtype.itemsize
     shared = None
     if parts.ranks is not None and parts.rows is not None:
@@ -231,7 +237,15 @@ def build_pictures(config: EngineConfig, parts: EngineParts) -> PictureEncoder |
             f"picture_rows_mib is {config.picture_rows_mib}, and the largest picture of {most} "
             f"tokens takes {needed} MiB: give at least that, or --vision off"
         )
-    return PictureEncoder(tower, store, rows=shared)
+    work = picture_work(parts, tower.config)
+    return PictureEncoder(tower, store, rows=shared, work=work)
+
+
+def picture_work(parts: EngineParts, vision: VisionConfig) -> PictureWork:
+    """Return the work of a picture in the tower, in tokens of the language model."""
+    encode = EncodeFlops.of(vision)
+    token = PrefillFlops.for_model(parts.model_config).linear
+    return lambda picture: encode.picture(picture.grid.patches) / token
 
 
 def build_tiers(parts: EngineParts) -> MakeTiers | None:

@@ -21,6 +21,7 @@ from tasuki.engine.parallel.collectives import Collectives
 from tasuki.engine.parallel.pictures import RowExchange
 from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
+from tasuki.engine.pictures.sight import Sight
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.logits import SampledTogether
 from tasuki.engine.speculation.draft_limit import DraftLimit
@@ -67,7 +68,7 @@ from tasuki.utils.logs import Progress, no_progress, progress_bar
 from tasuki.utils.signatures import Clock
 
 from .memory_plan import arena_slabs
-from .towers import build_tower
+from .towers import build_sight, build_tower
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +87,9 @@ class EngineParts:
     the model's vocabulary. clock: seconds, for requests' waiting time. ranks: the other ranks of
     the model; None for one rank. together: sampling shared with the other ranks; None for one rank.
     shared: the memory of all ranks' arenas, on a node with hand-overs. collectives: this rank's
-    exchanges with the others. tower: the vision tower; None: prompts have no pictures. rows: the
-    exchange of pictures' rows with the other ranks; None for one rank.
+    exchanges with the others. tower: the vision tower; None: no rows of pictures are computed here.
+    sight: reads and places pictures; None: prompts have none. rows: the exchange of pictures' rows
+    with the other ranks; None for one rank.
     """
 
     model_config: ModelConfig
@@ -110,6 +112,7 @@ class EngineParts:
     shared: SharedArenas | None = None
     collectives: Collectives | None = None
     tower: VisionTower | None = None
+    sight: Sight | None = None
     rows: RowExchange | None = None
 
     @property
@@ -191,8 +194,9 @@ def build_parts(
     host = host_arena(config, arena.layout)
     dtype = getattr(torch, config.compute_dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
+    sight = build_sight(config, role)
     tower = build_tower(config, device, role)
-    contract = partial(_contract, config, model_config, weights, arena.layout, tower)
+    contract = partial(_contract, config, model_config, weights, arena.layout, sight)
     disk = None if host is None else disk_memory(config, arena.layout, contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
@@ -202,7 +206,7 @@ def build_parts(
             model_config,
             weights,
             _drafted(config, model_config),
-            axes=tower_axes(tower, model_config),
+            axes=tower_axes(sight, model_config),
         ),
         arena,
         StepCounter(),
@@ -211,14 +215,15 @@ def build_parts(
         remote=remote,
         grammars=GrammarCompiler(vocabulary),
         tower=tower,
+        sight=sight,
     )
 
 
-def tower_axes(tower: VisionTower | None, model: ModelConfig) -> Tensor | None:
+def tower_axes(sight: Sight | None, model: ModelConfig) -> Tensor | None:
     """Return the axis of each rotary pair; None without pictures."""
-    if tower is None:
+    if sight is None:
         return None
-    return rotary_axes(tower.config.rotary_sections, model.rotary_dim // 2)
+    return rotary_axes(sight.config.rotary_sections, model.rotary_dim // 2)
 
 
 def _contract(
@@ -226,11 +231,11 @@ def _contract(
     model: ModelConfig,
     weights: ModelWeights,
     layout: CacheLayout,
-    tower: VisionTower | None,
+    sight: Sight | None,
 ) -> dict[str, str]:
     digest = digest_of_weights(config.model, config.disk_cache)
     kind = DigestKind.of(torch_device(config))
-    return kept_contract(digest, model, weights, layout, kind, tower)
+    return kept_contract(digest, model, weights, layout, kind, sight)
 
 
 def kept_contract(
@@ -239,14 +244,14 @@ def kept_contract(
     weights: ModelWeights,
     layout: CacheLayout,
     kind: DigestKind,
-    tower: VisionTower | None = None,
+    sight: Sight | None = None,
 ) -> dict[str, str]:
     """Return the settings to compare between two nodes. If they are equal, the same bytes have the
     same meaning, and their digests can be compared. digest: digest of the weights. kind: the kind
-    of page and slot digests. tower: the vision tower in use. Its constants count only if there is
+    of page and slot digests. sight: the vision in use. Its constants count only if there is
     one, because text does not depend on them."""
     whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
-    seen = {} if tower is None else {"pictures": tower.config.constants}
+    seen = {} if sight is None else {"pictures": sight.config.constants}
     return {**whole.flat(), "page_digests": kind.value, **seen}
 
 
@@ -384,6 +389,7 @@ def _plane(
 ) -> DataPlane:
     digest = digest_of_weights(config.model, config.disk_cache)
     constants, formats = parts.model_config.constants, parts.model.weights.formats
+    pictures = {} if parts.sight is None else parts.sight.contract(digest)
     shared = parts.shared
     if shared is None:
         memory = parts.arena.bytes
@@ -391,9 +397,11 @@ def _plane(
             *(memory, parts.layout, digest, mover, transport, name, wire),
             constants=constants,
             weights_format=formats,
+            pictures=pictures,
         )
     return DataPlane.of_ranks(
         *(shared.region, shared.spans, digest, mover, transport, name),
         constants=constants,
         weights_format=formats,
+        pictures=pictures,
     )

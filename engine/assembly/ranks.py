@@ -63,7 +63,7 @@ from .parts import (
     tower_axes,
     use_device,
 )
-from .towers import build_tower
+from .towers import build_sight, build_tower
 
 StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
 
@@ -237,6 +237,7 @@ class RankInMemory:
         )
         self._weights = source.weights(config, self.config, self._shard, self._device, progress)
         self._tower = build_tower(config, self._device, role) if config.model else None
+        self._sight = build_sight(config, role) if config.model else None
         # On a node with a hand-over, peers wait for the steps of its ranks.
         self._hands_over = role is not Role.FUSED
         self._memory: torch.Tensor | None = None
@@ -329,7 +330,7 @@ class RankInMemory:
                 *(self._part, self._weights),
                 reduce=collectives.sum,
                 gather=collectives.gather,
-                axes=tower_axes(self._tower, self.config),
+                axes=tower_axes(self._sight, self.config),
             ),
             arena,
             ReportedSteps(report) if self._hands_over else StepCounter(),
@@ -338,6 +339,7 @@ class RankInMemory:
             together=LeaderDraws(collectives, shard.rank),
             collectives=collectives,
             tower=self._tower,
+            sight=self._sight,
             rows=rows,
         )
         return self._parts
@@ -365,7 +367,7 @@ class RankInMemory:
         shard = self._shard
         kind = DigestKind.of(self._device)
         whole = kept_contract(
-            *(weights, self.config, self._weights, self._layout, kind, self._tower)
+            *(weights, self.config, self._weights, self._layout, kind, self._sight)
         )
         return {**whole, "rank": f"{shard.rank}/{shard.ranks}"}
 

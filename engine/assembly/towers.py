@@ -11,6 +11,7 @@ import torch
 
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.pictures.file_levels import DeviceBytes
+from tasuki.engine.pictures.sight import Sight
 from tasuki.model.known_models import published_tower
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import TowerBytes
@@ -26,10 +27,13 @@ _MIB = 2**20
 
 def used_tower(config: EngineConfig, role: Role) -> VisionConfig | None:
     """Return the shape of the checkpoint's tower; None: it has none, or is not to be used. Several
-    GPUs and the nodes of a pair use none, as yet. Raises ModelConfigError, WeightsError."""
+    GPUs use none, as yet. Raises ModelConfigError, WeightsError."""
+    return None if config.vision == "off" else _seen(config)
+
+
+def _seen(config: EngineConfig) -> VisionConfig | None:
     folder = Path(config.model)
-    several_gpus = config.tensor_parallel > 1 and config.device.split(":")[0] != "cpu"
-    if config.vision == "off" or role is not Role.FUSED or several_gpus:
+    if config.tensor_parallel > 1 and config.device.split(":")[0] != "cpu":
         return None
     if not folder.is_dir() or not config.model:
         return published_tower(config.model)
@@ -40,6 +44,15 @@ def used_tower(config: EngineConfig, role: Role) -> VisionConfig | None:
         log.warning("%s has a vision tower but no processor's file: text only", folder)
         return None
     return vision
+
+
+def build_sight(config: EngineConfig, role: Role) -> Sight | None:
+    """Return the checkpoint's vision; None: see used_tower(). A decode node has it without a tower
+    too, because prefill nodes compute its pictures. Raises ModelConfigError, WeightsError."""
+    if config.vision == "off" and role is not Role.DECODE:
+        return None
+    vision = _seen(config)
+    return None if vision is None else Sight(vision, PixelRules.load(Path(config.model), vision))
 
 
 def build_tower(config: EngineConfig, device: torch.device, role: Role) -> VisionTower | None:

@@ -63,6 +63,7 @@ class HandBacks:
         self, context: HandoverContext, answers: Answers, transfers: DecodeTransfers
     ) -> None:
         self._cache = context.cache
+        self._intake = context.intake
         self._answers = answers
         self._transfers = transfers
         self._waiting: deque[Request] = deque()
@@ -74,7 +75,11 @@ class HandBacks:
         connected."""
         match = self._cache.match(message.keys, message.salt, message.cursor)
         held = message.prompt[: match.usable_tokens + 1]
-        request = self._answers.take_aside(replace(message, prompt=held), self._refusal(available))
+        pictures, refusal = self._intake.placed(message), self._refusal(available)
+        if isinstance(pictures, m.RequestError):
+            pictures, refusal = None, pictures
+        aside = replace(message, prompt=held, pictures=())
+        request = self._answers.take_aside(aside, refusal, pictures)
         if request is None:
             return
         if match.usable_tokens < PAGE_TOKENS:
@@ -165,8 +170,6 @@ class DecodeHandover(Answers):
                     self._fetches.lost(message)
             case m.FetchAdvised():
                 self._fetch_first(message)
-            case m.Submit(pictures=[_, *_]):
-                self._refuse_pictures(message)
             case m.Submit(purpose=m.Purpose.HAND_BACK):
                 self._hand_backs.submit(message, self._prefill_available)
             case m.Submit():
@@ -202,13 +205,6 @@ class DecodeHandover(Answers):
             case _:
                 super().handle(message)
 
-    def _refuse_pictures(self, message: m.Submit) -> None:
-        """Reject a prompt with pictures: prefill nodes take none, as yet."""
-        reason = "prompt has pictures, which a decode node does not take as yet: ask a fused node"
-        error = m.RequestError(m.ErrorKind.INVALID, reason)
-        for request_id in message.answer_ids:
-            self._emit(m.Rejected(request_id, error))
-
     def _submit(self, message: m.Submit) -> None:
         refusal = None
         if (
@@ -219,6 +215,9 @@ class DecodeHandover(Answers):
                 m.ErrorKind.INVALID,
                 f"transfer {message.gateway_transfer.transfer_id} is in use: make another",
             )
+        if message.gateway_transfer is not None and message.pictures:
+            reason = "a gateway's transfer has no pictures: send the prompt without one"
+            refusal = m.RequestError(m.ErrorKind.INVALID, reason)
         self.submit(message, refusal)
 
     def _elsewhere(self, request: Request) -> float:
@@ -284,6 +283,9 @@ class DecodeHandover(Answers):
         computes it."""
         if not self._prefill_available or request.handover_lost or request.output:
             return None
+        if request.pictures is not None and not request.pictures.are_files:
+            # Their bytes are not as a client sent them.
+            return None
         if request.scoring is not None or not (request.sampling.draws or request.forks):
             # A prompt's scores are larger than its tokens, and the client needs them here. No
             # client reads the state left by a prompt alone.
@@ -292,13 +294,20 @@ class DecodeHandover(Answers):
         if request.carrier is not None and match.usable_tokens == len(request.prompt) - 1:
             # The hand-over of its common prompt has brought this state.
             return None
-        decision = self._router.prefill_place(match)
+        decision = self._router.prefill_place(match, self._encodes(request, usable_here(match)))
         # A prefill node already waits for a gateway's transfer, so there is no choice.
         if request.gateway_transfer is None:
             request.route = report(decision)
-            if decision.choice is m.Choice.HERE:
+            if decision.choice is m.Choice.HERE and self._sees(request, match):
                 return None
         return match
+
+    def _sees(self, request: Request, match: Match) -> bool:
+        """Return True if this node can compute the pictures of the prompt's missing part."""
+        pictures = self._scheduler.pictures
+        if request.pictures is None or pictures is None:
+            return True
+        return not pictures.missing(request, usable_here(match))
 
     @property
     def _has_place(self) -> bool:
@@ -377,7 +386,9 @@ class DecodeHandover(Answers):
             return
         computed = message.hit.prompt_tokens - message.hit.usable_tokens
         if request.asked_at is not None and computed > 0:
-            self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
+            usable = message.hit.usable_tokens
+            work = computed + round(self._encodes(request, usable))
+            self._router.costs.there.add(work, time.monotonic() - request.asked_at)
         if request.forks:
             # The token behind the common prompt is known: it is the last token of each fork's
             # prompt.

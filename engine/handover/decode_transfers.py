@@ -190,9 +190,18 @@ class DecodeTransfers:
                 request.cursor,
                 request.purpose,
                 request.purpose is m.Purpose.ANSWER and not request.fetch_tried,
+                _pictures(request),
+                self._encodes(request),
             )
         )
         return transfer_request.transfer_id
+
+    def _encodes(self, request: Request) -> tuple[tuple[int, float], ...]:
+        """Return each picture's end in the prompt, and its work in tokens."""
+        pictures = self._scheduler.pictures
+        if request.pictures is None or pictures is None:
+            return ()
+        return tuple((one.run.end, pictures.work_of(one)) for one in request.pictures.pictures)
 
     def want_grant(self, transfer: DecodeTransfer) -> None:
         """Queue the transfer for its allocation, because its sender is about to start. If only the
@@ -332,6 +341,22 @@ class DecodeTransfers:
     def _forget(self, transfer: DecodeTransfer) -> None:
         transfer.move(DecodeTransferState.OVER)
         del self._transfers[transfer.id]
+
+
+def _pictures(request: Request) -> tuple[m.PromptPicture, ...]:
+    """Return the pictures with a key in the prompt."""
+    if request.pictures is None:
+        return ()
+    return tuple(
+        m.PromptPicture(
+            *(one.run.start, one.run.rows, one.run.columns),
+            one.digest,
+            file=one.file,
+            source=one.source,
+        )
+        for one in request.pictures.pictures
+        if one.run.start <= len(request.prompt)
+    )
 
 
 def goes_on_here(request: Request) -> bool:

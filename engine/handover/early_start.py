@@ -102,6 +102,7 @@ class EarlyStart:
                 read_slot=allocation.working_slots[0],
                 write_slot=allocation.working_slots[1],
                 stepped=True,
+                rope_delta=0 if request.pictures is None else request.pictures.layout.delta,
             ),
             request.sampling,
             self._steps.adjuster(request),

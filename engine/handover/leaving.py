@@ -178,7 +178,7 @@ class Leaving:
         salt, tokens = path
         # A match ends before a prompt's last token, so any last token will do.
         prompt = repeat_last(tokens)
-        if self._intake.misfit(prompt, len(prompt)) is not None:
+        if self._intake.state_misfit(prompt) is not None:
             return None
         return as_request(m.RequestId(f"{self._name}-{len(self._drawn)}"), prompt, salt)
 

@@ -192,7 +192,7 @@ class PassedOn(OfferedStates):
         name = m.RequestId(f"{self._name}-{next(self._names)}")
         request = as_request(name, prompt, state.salt)
         self._queries[name] = message.query_id
-        if self._intake.misfit(prompt, len(prompt)) is not None:
+        if self._intake.state_misfit(prompt) is not None:
             self.ended(request, m.DrainTargetOutcome.DECLINED)
             return
         match = self._cache.match(prompt, state.salt)

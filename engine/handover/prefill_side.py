@@ -11,6 +11,7 @@ from collections.abc import Collection, Hashable, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import transfer_name
+from tasuki.engine.handover.awaited_media import AwaitedMedia, is_unseen
 from tasuki.engine.handover.brought_states import PullReceiver
 from tasuki.engine.handover.held_states import HeldSender
 from tasuki.engine.handover.leaving import LeftStates, SoleReceivers
@@ -18,6 +19,7 @@ from tasuki.engine.request import (
     Aborted,
     Active,
     AwaitingGrant,
+    AwaitingMedia,
     Finished,
     HandingOver,
     Loading,
@@ -33,7 +35,7 @@ from tasuki.engine.scheduling.checkpoints import keep_completed
 from tasuki.engine.scheduling.scheduled_forward import ScheduledSequence
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, Match
-from tasuki.pycache.keys import first_keys, same_tokens
+from tasuki.pycache.keys import first_keys
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.packed import pack_events
 from tasuki.transfer.chunks.chunk import FinishedLayers
@@ -65,6 +67,7 @@ class PrefillHandover(Handover):
         self._fetched = HeldSender(context, sender)
         self._receivers = SoleReceivers()
         self._left = LeftStates(context, self._receivers)
+        self._media = AwaitedMedia(context)
         self._order: tuple[m.TransferId, ...] = ()
         """Order of the queued transfers in the last PrefillQueue message."""
         self._ending: list[m.PrefillEnd] = []
@@ -102,6 +105,8 @@ class PrefillHandover(Handover):
                     self._show_what_was_left(request)
             case m.PullFenced():
                 self._pulls.fenced(message)
+            case m.PicturesCame():
+                self._pictures_came(message)
             case m.ReadUsable():
                 self._read_usable()
             case m.LeaveToDrainTargets(query_id):
@@ -116,11 +121,14 @@ class PrefillHandover(Handover):
                 raise misdirected(message)
 
     def _reserve(self, message: m.PrefillReserve) -> None:
-        transfer_request, prompt = message.transfer_request, message.prompt
-        error = (
-            self._intake.handed_refusal(prompt)
-            or self._intake.refusal(prompt, len(prompt))
-            or self._intake.sampling_refusal(transfer_request.sampling)
+        transfer_request = message.transfer_request
+        handed = self._intake.handed(message)
+        if isinstance(handed, m.RequestError):
+            self._emit(m.PrefillRefused(transfer_request.transfer_id, handed))
+            return
+        tokens, pictures = handed
+        error = self._intake.refusal(tokens, len(tokens)) or self._intake.sampling_refusal(
+            transfer_request.sampling
         )
         if (
             transfer_request.transfer_id in self._transfers
@@ -134,7 +142,7 @@ class PrefillHandover(Handover):
             return
         request = Request(
             transfer_name(transfer_request.transfer_id),
-            same_tokens(prompt),
+            tokens,
             transfer_request.sampling,
             transfer_request.salt,
             marks=transfer_request.marks,
@@ -144,7 +152,10 @@ class PrefillHandover(Handover):
             caller=f"{message.peer}/{transfer_request.caller}",
             priority=transfer_request.priority,
             targets=m.Targets(first_token=transfer_request.due_seconds),
+            pictures=pictures,
         )
+        if pictures is not None:
+            self._media.enter(transfer_request.transfer_id, message.pictures)
         self._transfers[transfer_request.transfer_id] = request
         self._peers[transfer_request.transfer_id] = message.peer
         self._scheduler.enqueue(request)
@@ -157,12 +168,19 @@ class PrefillHandover(Handover):
         else:
             self._fetched.reserve(message)
 
+    def _pictures_came(self, message: m.PicturesCame) -> None:
+        request = self._transfers.get(message.transfer_id)
+        if request is not None:
+            self._media.came(request, message)
+
     def _enter_load(self, transfer_id: m.TransferId, request: Request, peer: str) -> None:
         wait = self._load.wait
         if wait > 0:
             self._emit(m.PrefillQueued(transfer_id, wait))
         match = self._cache.match(request.keys, request.salt, request.cursor)
-        self._load.enter(transfer_id, usable_here(match), len(request.prompt), peer)
+        usable = usable_here(match)
+        encodes = self._encodes(request, usable)
+        self._load.enter(transfer_id, usable, len(request.prompt), peer, encodes)
 
     def _show_what_was_left(self, request: Request | None) -> None:
         """Emit the usable states immediately, after the pull for a transfer of one token. Its
@@ -199,11 +217,21 @@ class PrefillHandover(Handover):
         if self._pull_pays(request, peer) and self._pulls.begin(request, peer):
             self._router.costs.judged()
             return True
+        if request.pictures is not None:
+            match = self._cache.match(request.keys, request.salt, request.cursor)
+            if (found := self._before_pictures(request, usable_here(match))) is not None:
+                return found
         if not self._window.has_room(peer, tokens):
             return False
         allocation = self._allocate(request, request.length)
         if allocation is None:
             return False
+        if allocation.load is None:
+            # It may cover less than was usable.
+            found = self._before_pictures(request, allocation.cached_tokens)
+            if found is not None:
+                self._cache.release(allocation)
+                return found
         if request.route is not None and not request.pull_tried:
             self._router.costs.judged()
         self._window.enter(peer, transfer_id, tokens)
@@ -213,6 +241,17 @@ class PrefillHandover(Handover):
             self._accept(request, allocation)
         return True
 
+    def _before_pictures(self, request: Request, start: int) -> bool | None:
+        """Ask for the pictures with rows to be computed from token `start` on, or reject a state
+        whose pictures are unknown. Return admit()'s answer then, or None to go on."""
+        assert request.transfer_request is not None
+        if is_unseen(request) and start < len(request.prompt) - 1:
+            reason = "a state with pictures was not pulled, and its pictures are unknown here"
+            self.reject(request, m.RequestError(m.ErrorKind.INVALID, reason))
+            return False
+        asked = self._media.ask(request, request.transfer_request.transfer_id, start)
+        return True if asked else None
+
     def _accept(self, request: Request, allocation: Allocation) -> None:
         assert request.transfer_request is not None
         request.move(AwaitingGrant(allocation))
@@ -221,7 +260,21 @@ class PrefillHandover(Handover):
     def _loaded(self, request: Request, allocation: Allocation) -> None:
         """Accept the transfer after its load from a lower tier. An earlier acceptance would bring
         the destination, and layer chunks would read pages not loaded yet."""
-        self._accept(request, allocation)
+        if not self._lacks_pictures(request, allocation):
+            self._accept(request, allocation)
+            return
+        assert request.transfer_request is not None
+        self._cache.release(allocation)
+        self._leave_window(request.transfer_request.transfer_id)
+        request.move(Waiting())
+        self._scheduler.requeue(request)
+
+    def _lacks_pictures(self, request: Request, allocation: Allocation) -> bool:
+        """Return True if a picture behind the cached tokens is unknown, or its file is missing."""
+        if request.pictures is None or self._scheduler.pictures is None:
+            return False
+        cached = allocation.cached_tokens
+        return is_unseen(request) or bool(self._scheduler.pictures.missing(request, cached))
 
     def _not_loaded(self, request: Request) -> None:
         assert request.transfer_request is not None
@@ -237,7 +290,8 @@ class PrefillHandover(Handover):
         match = self._cache.match(request.keys, request.salt, request.cursor)
         if request.load_failed is None and _loadable(match) >= offered:
             return False
-        decision = self._router.pull(match, offered, self._seconds_ahead())
+        behind = self._encodes(request, match.usable_tokens) - self._encodes(request, offered)
+        decision = self._router.pull(match, offered, self._seconds_ahead(), behind)
         request.route = report(decision)
         return decision.choice is m.Choice.PULLED
 
@@ -378,7 +432,7 @@ class PrefillHandover(Handover):
                 self._cache.release(allocation)
                 request.move(Finished())
             case Active(allocation=allocation) as state:
-                if not request.suspect:
+                if not (request.suspect or is_unseen(request)):
                     keep_completed(self._cache, request, state)
                 self._cache.release(allocation)
                 request.move(Aborted())
@@ -388,9 +442,10 @@ class PrefillHandover(Handover):
             case Loading() as state:
                 self._give_up_load(state)
                 request.move(Aborted())
-            case Waiting() | Pulling():
+            case Waiting() | Pulling() | AwaitingMedia():
                 request.move(Aborted())
         self._leave_window(message.transfer_id)
+        self._media.leave(message.transfer_id)
         self._load.leave(message.transfer_id)
         del self._transfers[message.transfer_id], self._peers[message.transfer_id]
         self.lookups.ended(request.hit)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from .cache import *
 from .drain_targets import *
 from .fetch import *
+from .handed_pictures import *
 from .handover import *
 from .picture_reports import *
 from .pull import *
@@ -27,6 +28,7 @@ PrefillInbox = (
     | FetchReserve
     | PrefillStart
     | PrefillEnd
+    | PicturesCame
     | PullCommitted
     | PullLost
     | PullFenced
@@ -84,6 +86,7 @@ PrefillOutbox = (
     | PrefillToken
     | PrefillLoad
     | PullWanted
+    | PicturesWanted
     | UsableRead
     | LeavingBegun
     | LeftState

@@ -12,8 +12,9 @@ from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.peer_values import Finite, Number
 from tasuki.transfer.reports import HandoverTimeline
 
+from .handed_pictures import HandedPicture
 from .reports import HitBreakdown, PrefillChoice, PullReport, RouteReport, TransferReport
-from .requests import LifeMark, Purpose
+from .requests import LifeMark, PromptPicture, Purpose
 from .types import LossCause, Message, OfTransfer, RequestError, RequestId, TransferId
 
 
@@ -63,11 +64,12 @@ class Grant(Message):
 class PrefillReserve(Message):
     """(prefill) Queue this prompt for a hand-over. Answered by PrefillAccepted or PrefillRefused.
     Until then each PrefillQueue lists it. peer: a name of the asking decode node; the engine serves
-    decode nodes in turn."""
+    decode nodes in turn. pictures: of the prompt, by ascending place."""
 
     transfer_request: TransferRequest
     prompt: Keys
     peer: str = ""
+    pictures: tuple[HandedPicture, ...] = ()
 
 
 class PrefillStart(Message):
@@ -243,7 +245,9 @@ class HandoverWanted(Message):
     sender: the prefill node named by a gateway for the transfer; None without a gateway. session:
     number of this node's session continued by the prompt, if any. purpose: the request's purpose. A
     request of purpose INHERIT opens no transfer if a prefill node already holds the state;
-    AlreadyHeld answers it. may_fetch: True if FetchAdvised may be the answer.
+    AlreadyHeld answers it. may_fetch: True if FetchAdvised may be the answer. pictures: of the
+    prompt, each with its file and source. encodes: each picture's end in the prompt, and its work
+    in tokens of the prompt.
     """
 
     request_id: RequestId
@@ -253,6 +257,8 @@ class HandoverWanted(Message):
     session: int | None = None
     purpose: Purpose = Purpose.ANSWER
     may_fetch: bool = False
+    pictures: tuple[PromptPicture, ...] = ()
+    encodes: tuple[tuple[int, float], ...] = ()
 
 
 class HandoverGranted(Message):

@@ -17,7 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
-from tasuki.pycache.keys import KeyedRun, Keys, PictureDigest, PromptTokens, prompt_keys
+from tasuki.pycache.keys import (
+    KeyedRun,
+    Keys,
+    PictureDigest,
+    PictureSource,
+    PromptTokens,
+    prompt_keys,
+)
 
 from .reports import Usage
 from .types import (
@@ -56,6 +63,7 @@ class RequestPhase(StrEnum):
     PULLING = "Pulling"
     RECEIVING = "Receiving"
     LOADING = "Loading"
+    AWAITING_MEDIA = "AwaitingMedia"
     AWAITING_GRANT = "AwaitingGrant"
     PREFILLING = "Prefilling"
     ENCODING = "Encoding"
@@ -85,6 +93,7 @@ _STAGES = {
     RequestPhase.PULLING: Stage.QUEUED,
     RequestPhase.RECEIVING: Stage.PREFILL,
     RequestPhase.LOADING: Stage.QUEUED,
+    RequestPhase.AWAITING_MEDIA: Stage.QUEUED,
     RequestPhase.AWAITING_GRANT: Stage.QUEUED,
     RequestPhase.PREFILLING: Stage.PREFILL,
     RequestPhase.ENCODING: Stage.PREFILL,
@@ -187,7 +196,8 @@ class PromptPicture(Message):
 
     start: index of its first placeholder, right behind its opening token. rows, columns: of its
     tokens. digest: names its content and size. It comes as a file, or as levels [patches, values]
-    uint8: its patches, in the tower's order.
+    uint8: its patches, in the tower's order. source: all that the digest is made from; None:
+    unknown, so another node cannot compute the prompt.
     """
 
     start: int
@@ -196,6 +206,7 @@ class PromptPicture(Message):
     digest: PictureDigest
     levels: NDArray[np.uint8] | None = None
     file: PictureFile | None = None
+    source: PictureSource | None = None
 
     @property
     def run(self) -> KeyedRun:

@@ -210,7 +210,7 @@ _FETCH_REFUSALS = numbers_of(m.FetchRefusal, pb.ErrorKind)
 
 
 def refused(error: m.RequestError) -> pb.SenderMessage:
-    kind = _ERROR_KINDS[error.kind]
+    kind = _ERROR_KINDS.get(error.kind, pb.ERROR_KIND_INTERNAL)
     return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
 
 

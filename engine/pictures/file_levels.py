@@ -30,6 +30,7 @@ from tasuki.model.vision.resample import MOST_DEVICE_BYTES, resample
 from tasuki.model.vision.tower import moved
 
 from .placed import PlacedPicture
+from .row_store import RowsGone
 
 Levels = Tensor
 """Patches of a picture, [patches, values] uint8, on the device of the tower or on the host."""
@@ -162,6 +163,8 @@ def unreadable(picture: PlacedPicture, error: BaseException) -> m.RequestError:
             )
         case DecoderLost() | DecodersBusy():
             return m.RequestError(m.ErrorKind.OVERLOADED, f"{place} was not decoded: {error}")
+        case RowsGone():
+            return m.RequestError(m.ErrorKind.OVERLOADED, f"{place} cannot be computed: {error}")
         case DecodersMissing():
             return m.RequestError(m.ErrorKind.INTERNAL, f"{place} was not decoded: {error}")
         case ValueError():

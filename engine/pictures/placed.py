@@ -12,30 +12,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.engine import messages as m
-from tasuki.model.vision.config import PictureTokens
+from tasuki.model.vision.config import PictureTokens, VisionConfig
 from tasuki.model.vision.grid import PictureGrid
+from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import (
     PictureKind,
     PicturePlaceError,
     PictureRun,
     PromptLayout,
 )
-from tasuki.pycache.keys import Keys, PictureDigest
-
-MOST_PICTURES = 1024
-"""Most pictures of a prompt, of any size."""
+from tasuki.pycache.keys import Keys, PictureDigest, PictureSource
 
 
 @dataclass(frozen=True)
 class PictureShape:
     """The pictures accepted by an engine. tokens: ids around and inside a picture. merge: patches
     of a token's side. patch_values: levels of a patch. most_tokens: of one picture, by the budget
-    of rows."""
+    of rows. factor: pixels of a token's side. constants: the processor's settings."""
 
     tokens: PictureTokens
     merge: int
     patch_values: int
     most_tokens: int
+    factor: int
+    constants: str
+
+    @staticmethod
+    def of(config: VisionConfig, rules: PixelRules, most_tokens: int) -> "PictureShape":
+        """Return the shape for a checkpoint's tower and processor."""
+        return PictureShape(
+            config.tokens,
+            config.merge,
+            config.patch_values,
+            most_tokens,
+            rules.factor,
+            rules.constants,
+        )
 
     @property
     def placeholders(self) -> tuple[int, int]:
@@ -44,7 +56,8 @@ class PictureShape:
 
 @dataclass(frozen=True)
 class PlacedPicture:
-    """One picture of a prompt. levels [patches, values] uint8; None: to be read from the file."""
+    """One picture of a prompt. levels [patches, values] uint8; None: to be read from the file.
+    file: None: it is still at another node. source: as in PromptPicture."""
 
     run: PictureRun
     grid: PictureGrid
@@ -52,6 +65,12 @@ class PlacedPicture:
     levels: NDArray[np.uint8] | None
     file: m.PictureFile | None = None
     kind: PictureKind = PictureKind.IMAGE
+    source: PictureSource | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Return True if its pixels are on this node, decoded or not."""
+        return self.levels is not None or self.file is not None
 
 
 @dataclass(frozen=True)
@@ -67,7 +86,8 @@ class PictureSpan:
 
 @dataclass(frozen=True)
 class PlacedPictures:
-    """All pictures of one prompt, by ascending place; at least one. keys: of the whole prompt."""
+    """All pictures of one prompt, by ascending place. keys: of the whole prompt. There is none only
+    for another node's keys: see engine/pictures/handed.py."""
 
     pictures: tuple[PlacedPicture, ...]
     keys: Keys
@@ -81,9 +101,14 @@ class PlacedPictures:
         return tuple(picture.run for picture in self.pictures)
 
     @property
+    def are_files(self) -> bool:
+        """Return True if another node can compute each picture from its file."""
+        return all(one.file is not None and one.source is not None for one in self.pictures)
+
+    @property
     def end(self) -> int:
         """Return the index behind the last picture's last token."""
-        return self.runs[-1].end
+        return self.runs[-1].end if self.runs else 0
 
     def first_behind(self, start: int) -> int:
         """Return the index of the first picture with a token at `start` or later. Without one,
@@ -115,9 +140,9 @@ def placed_pictures(submit: m.Submit, shape: PictureShape) -> PlacedPictures | N
     shape."""
     if not submit.pictures:
         return None
-    if len(submit.pictures) > MOST_PICTURES:
+    if len(submit.pictures) > m.MOST_PICTURES:
         raise PicturePlaceError(
-            f"{len(submit.pictures)} pictures are more than {MOST_PICTURES}; send fewer",
+            f"{len(submit.pictures)} pictures are more than {m.MOST_PICTURES}; send fewer",
             len(submit.prompt),
         )
     pictures = tuple(_placed(submit.prompt, one, shape) for one in submit.pictures)
@@ -160,4 +185,4 @@ def _placed(prompt: m.Tokens, one: m.PromptPicture, shape: PictureShape) -> Plac
     grid = PictureGrid(one.rows * merge, one.columns * merge, merge)
     run = PictureRun(start, one.rows, one.columns)
     kind = PictureKind.IMAGE if held[0] == shape.tokens.image else PictureKind.VIDEO
-    return PlacedPicture(run, grid, one.digest, one.levels, one.file, kind)
+    return PlacedPicture(run, grid, one.digest, one.levels, one.file, kind, one.source)

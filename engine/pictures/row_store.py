@@ -105,6 +105,13 @@ class RowStore:
             self._stored.move_to_end(number)
         return number
 
+    def touch(self, name: PictureName) -> bool:
+        """Return True if a picture's rows are stored. They count as used now."""
+        number = self._numbers.get(name)
+        if number is not None:
+            self._stored.move_to_end(number)
+        return number is not None
+
     def unpin(self, number: PictureNumber) -> None:
         """Undo one pin(). REQUIRES: it is pinned."""
         stored = self._stored[number]

@@ -159,11 +159,16 @@ class Answers(Handover):
             pictures=pictures,
         )
 
-    def take_aside(self, message: m.Submit, refusal: m.RequestError | None) -> Request | None:
+    def take_aside(
+        self,
+        message: m.Submit,
+        refusal: m.RequestError | None,
+        pictures: PlacedPictures | None = None,
+    ) -> Request | None:
         """Own a request without queueing it, even while the node drains. Return None if it is
-        rejected. refusal: the caller's error to reject it with, if any. REQUIRES: it has no
-        forks."""
-        request = self._request(message, message.salt, message.cursor, m.NO_TARGETS, None)
+        rejected. refusal: the caller's error to reject it with, if any. pictures: of the prompt or
+        of a longer one. REQUIRES: it has no forks."""
+        request = self._request(message, message.salt, message.cursor, m.NO_TARGETS, pictures)
         error = refusal or self._intake.misfit(request.prompt, request.final_length)
         error = self._name_clash(message) or error
         if error is not None:

@@ -190,6 +190,7 @@ class Handover(ABC):
         computed, slot = allocation.cached_tokens, 0
         if ahead is None:
             request.started = time.monotonic(), computed
+            request.encodes = self._encodes(request, computed)
         else:
             # The elapsed time would not be the time of a prefill here.
             request.started = None
@@ -208,12 +209,20 @@ class Handover(ABC):
         progress = self._scheduler.progress.begin(slots, computed, slot)
         return Prefilling(allocation, progress, checkpoints=planned)
 
+    def _encodes(self, request: Request, start: int) -> float:
+        """Return the work of the prompt's pictures without rows from token `start` on, in
+        tokens."""
+        pictures = self._scheduler.pictures
+        if request.pictures is None or pictures is None:
+            return 0.0
+        return pictures.work(request, start)
+
     def _learn_prefill_cost(self, request: Request) -> None:
         """Record the measured time of the prompt computed just now, for routing, unless a part was
         computed during its load."""
         if request.started is not None:
             at, cached = request.started
-            tokens = len(request.prompt) - cached
+            tokens = len(request.prompt) - cached + round(request.encodes)
             self._router.costs.here.add(tokens, time.monotonic() - at)
 
     @property

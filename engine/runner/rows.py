@@ -339,7 +339,7 @@ def with_pictures(
     """Return a plan's slices with its rotary positions and its pictures' rows. find: returns a
     picture's stored rows; None: the runner stores none. numbers: the slices' rows in the plan.
     Raises PlanError, RowsGone."""
-    if find is None:
+    if plan.pictures and find is None:
         raise PlanError(f"plan {plan.number} has pictures, and this runner stores no rows")
     found = dict(zip(numbers, slices, strict=True))
     strays = {row for row in _pictured(plan) if row not in found}
@@ -350,6 +350,7 @@ def with_pictures(
         _check_rope(plan, item, into)
         found[item.row] = replace(into, rope_positions=torch.tensor(item.positions))
     for picture in plan.pictures:
+        assert find is not None
         into, rows = found[picture.row], find(picture.picture)
         span = rows[picture.first : picture.first + picture.count]
         within = picture.token >= 0 and picture.token + picture.count <= len(into.token_ids)

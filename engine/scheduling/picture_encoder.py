@@ -24,7 +24,7 @@ engine loop's. Invariant: a request that is over, or retracted, has neither pin 
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
@@ -40,7 +40,7 @@ from tasuki.engine.pictures.file_levels import (
     unreadable,
 )
 from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
-from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowStore
+from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowsGone, RowStore
 from tasuki.engine.pictures.rows import Rows, RowsHere, Underway
 from tasuki.engine.pictures.seen_picture import StageSeconds
 from tasuki.engine.pictures.tower_pace import EncodePart, pace_of
@@ -96,7 +96,7 @@ class _Wish:
     @property
     def is_ready(self) -> bool:
         """True if its patches are there, or will never be."""
-        if self.picture.levels is not None:
+        if self.picture.levels is not None or self.picture.file is None:
             return True
         return self.decoding is not None and self.decoding.done()
 
@@ -104,6 +104,8 @@ class _Wish:
         """Return its patches. Raises the decoder's errors. REQUIRES: it is ready."""
         if self.picture.levels is not None:
             return ReadPicture(torch.from_numpy(self.picture.levels))
+        if self.picture.file is None:
+            raise RowsGone("its rows were kept, and made place for others before their use")
         assert self.decoding is not None
         read = self.decoding.result(0.0)
         if read.levels.is_cuda:
@@ -138,6 +140,15 @@ class _Running:
         return StageSeconds(*times, decode_ago, now - self.began)
 
 
+PictureWork = Callable[[PlacedPicture], float]
+"""Return a picture's FLOPs in the tower, as tokens of a prompt with equal FLOPs."""
+
+
+def no_work(picture: PlacedPicture) -> float:
+    """Return 0: an encode costs nothing."""
+    return 0.0
+
+
 class _Unreadable(Exception):
     """A picture's file gives no patches."""
 
@@ -162,9 +173,11 @@ class PictureEncoder:
         clock: Clock = time.perf_counter,
         files: FileLevels | None = None,
         rows: Rows | None = None,
+        work: PictureWork = no_work,
     ) -> None:
         """files: reads pictures' files; None: one with default decoders. rows: computes them; None:
-        the tower does."""
+        the tower does. work: of a picture."""
+        self._work = work
         self._tower = tower
         device = tower.weights.device
         self._rows = RowsHere(tower) if rows is None else rows
@@ -184,10 +197,8 @@ class PictureEncoder:
     @property
     def shape(self) -> PictureShape:
         """Return the sizes of the pictures accepted here."""
-        config = self._tower.config
-        return PictureShape(
-            config.tokens, config.merge, config.patch_values, self._store.most_tokens
-        )
+        tower = self._tower
+        return PictureShape.of(tower.config, tower.rules, self._store.most_tokens)
 
     @property
     def store(self) -> RowStore:
@@ -203,6 +214,40 @@ class PictureEncoder:
     def is_decoding(self) -> bool:
         """Return True if a picture's file is being decoded for some request."""
         return not all(wish.is_ready for wish in self._wishes.values())
+
+    def clear(self) -> None:
+        """Drop all stored rows without a pin."""
+        self._store.clear()
+
+    def work(self, request: Request, start: int) -> float:
+        """Return the work of the prompt's pictures without rows from token `start` on, in
+        tokens."""
+        pictures = request.pictures
+        if pictures is None:
+            return 0.0
+        return sum(
+            self._work(one)
+            for one in pictures.pictures[pictures.first_behind(start) :]
+            if one.run.start < request.length and not self._store.has((request.salt, one.digest))
+        )
+
+    def work_of(self, picture: PlacedPicture) -> float:
+        """Return the work of a picture without rows, in tokens of the language model."""
+        return self._work(picture)
+
+    def missing(self, request: Request, start: int) -> tuple[int, ...]:
+        """Return the indices of the prompt's pictures with a row at `start` or later to be computed
+        from a file that is not here. Rows kept by the store count as recently used then."""
+        pictures = request.pictures
+        assert pictures is not None
+        indices = range(pictures.first_behind(start), len(pictures.runs))
+        return tuple(
+            index
+            for index in indices
+            if pictures.runs[index].start < request.length
+            and not pictures.pictures[index].is_here
+            and not self._store.touch((request.salt, pictures.pictures[index].digest))
+        )
 
     def stats(self, requests: Iterable[Request]) -> m.PictureStats:
         """Return the counters of pictures. requests: all of the engine."""
@@ -232,6 +277,8 @@ class PictureEncoder:
             number = self._store.pin(name)
             if number is None:
                 wish = self._wishes.setdefault(name, _Wish(picture))
+                if not wish.picture.is_here:
+                    wish.picture = picture
                 wish.waiting.setdefault(request, _Waiting(index, self._clock()))
                 wish.later.discard(request)
                 self._wish_later(request, pictures.pictures[index + 1 :])
@@ -338,7 +385,7 @@ class PictureEncoder:
         """Begin to decode the files of the first wishes. Their pixels take memory."""
         wishes = sorted(self._wishes.values(), key=lambda wish: not wish.waiting)
         for wish in wishes[:MOST_DECODED_AHEAD]:
-            if wish.picture.levels is None and wish.decoding is None:
+            if wish.picture.levels is None and wish.decoding is None and wish.picture.file:
                 line = next(iter([*wish.waiting, *wish.later])).caller
                 wish.decoding = self._files.begin(line, wish.picture)
                 self.counts.decoded += wish.decoding is not None

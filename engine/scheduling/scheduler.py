@@ -40,7 +40,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .admission import QueueLimit, Seats
 from .checkpoints import keep_state
-from .picture_encoder import PictureEncoder
+from .pictures_elsewhere import Pictures
 from .queues import CallerShares, RunningRequests, WaitingQueue
 from .scheduled_forward import ScheduledForward, ScheduledSequence
 from .shared_prompts import follow, leader_of, load_leader_of, pays
@@ -233,7 +233,7 @@ class Scheduler:
         seats: Seats,
         drafts: DraftLimit,
         max_batch: int,
-        pictures: PictureEncoder | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         """limit: gets each request beginning to wait. seats: number of running requests; learns
         from the forwards. drafts: limits drafts of answers. max_batch: most requests in one
@@ -245,7 +245,7 @@ class Scheduler:
         self.max_batch = max_batch
         self.seats = seats
         self._drafts = drafts
-        self._pictures = pictures
+        self.pictures = pictures
         self._chunk = ChunkLimit(config.prefill_chunk_tokens, config.max_itl_seconds)
         self._chunk_seconds = LineFit()
         """Measured seconds of a forward as a line over its prompt tokens."""
@@ -281,8 +281,8 @@ class Scheduler:
         releases its allocation."""
         self.running.discard(request)
         self.waiting.discard(request)
-        if self._pictures is not None:
-            self._pictures.release(request)
+        if self.pictures is not None:
+            self.pictures.release(request)
 
     def set_apart(self, failed: Sequence[ScheduledSequence]) -> None:
         """Restart the requests of a failed forward, each alone in its forwards until one has
@@ -490,7 +490,7 @@ class Scheduler:
         """Return the prompt chunks of the forward, without prompts waiting for picture rows.
         budget: most prompt tokens. rows: number of the forward's other rows."""
         unfinished = self.running.unfinished_prompts()
-        if self._pictures is not None:
+        if self.pictures is not None:
             unfinished = [request for request in unfinished if self._has_rows(request)]
         unfinished = unfinished[: max(0, self.max_batch - rows)]
         if not unfinished:
@@ -510,19 +510,19 @@ class Scheduler:
     def _demand(self, request: Request, state: Prefilling) -> Demand:
         start, stop = state.progress.num_scheduled, request.length
         sought = self.waiting.sought(request, start, stop)
-        if self._pictures is not None and request.pictures is not None:
-            stop = self._pictures.ready_until(request, start)
+        if self.pictures is not None and request.pictures is not None:
+            stop = self.pictures.ready_until(request, start)
         left = self._limit.seconds_left(request)
         return Demand(request.caller, start, stop, min(sought, stop), left)
 
     def _has_rows(self, request: Request) -> bool:
         """Return True if the rows of the prompt's next tokens exist. Move the request to Prefilling
         if so, else to Encoding."""
-        if self._pictures is None or request.pictures is None:
+        if self.pictures is None or request.pictures is None:
             return True
         state = _prefilling(request)
         start = state.progress.num_scheduled
-        ready = self._pictures.ready_until(request, start) > start
+        ready = self.pictures.ready_until(request, start) > start
         wanted = Prefilling if ready else Encoding
         if type(state) is not wanted:
             request.move(
@@ -580,8 +580,8 @@ class Scheduler:
 
     def _give_way(self, request: Request) -> None:
         self.running.discard(request)
-        if self._pictures is not None:
-            self._pictures.release(request)
+        if self.pictures is not None:
+            self.pictures.release(request)
         request.move(Retracted())
         request.move(Waiting())
         self.requeue(request)
@@ -616,7 +616,7 @@ class Scheduler:
     ) -> tuple[tuple[PictureSpan, PictureNumber], ...]:
         """Return the rows of pictures among the prompt's tokens [start, stop): pairs of a span and
         its stored rows' number."""
-        encoder, pictures = self._pictures, request.pictures
+        encoder, pictures = self.pictures, request.pictures
         if encoder is None or pictures is None:
             return ()
         spans = pictures.spans(start, stop)

@@ -80,6 +80,16 @@ def read_header(content: bytes, bounds: PictureBounds) -> PictureHeader:
         return _header(image, content)
 
 
+def decoder_version() -> str:
+    """Return the decoder's name and version, or that it is missing. Two versions may differ by a
+    level of a picture."""
+    try:
+        import PIL
+    except ImportError:
+        return "no Pillow"
+    return f"Pillow {PIL.__version__}"
+
+
 def decode(content: bytes, bounds: PictureBounds) -> "Tensor":
     """Return the pixels of read_pixels() as a tensor. Raises PictureError, PillowMissing."""
     import torch

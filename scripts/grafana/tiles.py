@@ -13,7 +13,7 @@ _GOOD, _WATCH, _BAD = "green", "orange", "red"
 _PLAIN = ((None, "blue"),)
 _ENDED = rate("request_duration_seconds_count")
 _FAILED = f'sum (rate(tasuki_calls_failed_total{{kind!="invalid", {NODES}}}[$rate]))'
-_QUEUED = "Waiting|AwaitingPrefill|AwaitingGrant|Pulling|Loading|Retracted"
+_QUEUED = "Waiting|AwaitingPrefill|AwaitingGrant|AwaitingMedia|Pulling|Loading|Retracted"
 
 TILES = (
     Tile(

@@ -53,7 +53,7 @@ _METHODS: tuple[tuple[str, Needs, str], ...] = (
     # A gateway calls these only for its own operator.
     (_SCHEDULER, _OPERATOR, "FlushCache StartProfile StopProfile"),
     ("tasuki.handover.v1.Handover", Unscoped.PEER, "Connect Heartbeat Transfer Abort Usable"),
-    ("tasuki.handover.v1.Handover", Unscoped.PEER, "TakeOver"),
+    ("tasuki.handover.v1.Handover", Unscoped.PEER, "TakeOver Pictures"),
     ("grpc.health.v1.Health", Unscoped.OPEN, "Check List Watch"),
     ("grpc.reflection.v1alpha.ServerReflection", Unscoped.OPEN, "ServerReflectionInfo"),
 )

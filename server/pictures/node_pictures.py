@@ -92,4 +92,5 @@ class NodePictures:
             width=header.size.width,
             place=sent.place,
         )
-        return PromptPicture(run.start, run.rows, run.columns, source.digest, file=file)
+        place = run.start, run.rows, run.columns
+        return PromptPicture(*place, source.digest, file=file, source=source)

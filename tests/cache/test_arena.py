@@ -146,7 +146,7 @@ def test_a_contract_names_the_shapes_and_not_the_lists() -> None:
     assert Contract("w", small_layout((GDN, FULL))).flat() == {
         "weights_digest": "w",
         "tensor_parallel": "1",
-        "wire_version": "11",
+        "wire_version": "12",
         "page_tokens": "64",
         "block_order": "head, key or value, token",
         "draft_index": "embedded token",

@@ -125,9 +125,10 @@ def test_a_tower_is_counted_by_name_where_it_is_used() -> None:
     lost = blind.fitting_arena - seen.fitting_arena
     assert abs(lost - tower.total * 0.98) <= 2 * seen.layout.slab_bytes
     assert plan(model="9b", picture_rows_mib=1024).tower.rows == 1024 * MIB
+    for role in (Role.PREFILL, Role.DECODE):
+        assert plan(model="9b", role=role).tower == tower
     for other in (
-        plan(model="9b", role=Role.PREFILL),
-        plan(model="9b", tensor_parallel=2),
+        plan(model="9b", role=Role.DECODE, vision="off"),
         plan(model=""),
     ):
         assert other.tower == TowerMemory()

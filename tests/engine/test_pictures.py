@@ -182,7 +182,7 @@ def test_prompts_of_one_batch_answer_as_alone() -> None:
 def test_a_text_prompt_answers_as_on_a_node_without_a_tower() -> None:
     words = text(150, 5)
     seeing = seeing_engine()
-    blind = seeing_engine(replace(seeing_parts(), tower=None))
+    blind = seeing_engine(replace(seeing_parts(), tower=None, sight=None))
     assert seeing.ask("r", words, 8) == blind.ask("r", words, 8)
     assert seeing.tree() == blind.tree()
 
@@ -542,7 +542,7 @@ def test_pictures_out_of_order_are_refused() -> None:
 
 
 def test_a_blind_node_refuses_pictures_and_answers_text() -> None:
-    engine = seeing_engine(replace(seeing_parts(), tower=None))
+    engine = seeing_engine(replace(seeing_parts(), tower=None, sight=None))
     post(engine, MADE["short"]())
     error = engine.rejected("r")
     assert error.kind is m.ErrorKind.INVALID and "this node sees none" in error.message

@@ -432,7 +432,7 @@ def test_a_tower_s_constants_are_part_of_the_contract_and_text_s_contract_stays(
     assert parts.tower is not None
     weights, kind = parts.model.weights, DigestKind.of(torch.device("cpu"))
     text = kept_contract("w", parts.model_config, weights, LAYOUT, kind)
-    seen = kept_contract("w", parts.model_config, weights, LAYOUT, kind, parts.tower)
+    seen = kept_contract("w", parts.model_config, weights, LAYOUT, kind, parts.sight)
     assert seen == {**text, "pictures": parts.tower.config.constants}
     assert f"{parts.tower.config.rotary_sections[0]}/" in seen["pictures"]
 

@@ -2,6 +2,7 @@
 receiver are real. The test chooses the rate of the loopback transport."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,8 @@ from tasuki.engine.assembly.engines import build_early_start
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.handover.early_start import EarlyStart
+from tasuki.engine.messages.picture_wire import runs_from_wire, runs_to_wire
+from tasuki.engine.request import Active
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.data_plane import DataPlane
@@ -94,12 +97,36 @@ class EnginePair:
     def hand_over(self, submit: m.Submit) -> OneTransfer:
         """Run a transfer up to the first token at the prefill engine. Layer chunks may still be in
         flight."""
+        transfer_request = self._start(submit)
+        self.prefill.settle()
+        return OneTransfer(
+            submit.request_id, transfer_request, self._last(self.prefill, m.PrefillToken)
+        )
+
+    def stop_at(self, submit: m.Submit, tokens: int) -> None:
+        """Run a transfer until `tokens` tokens of its prompt are computed, then abort it."""
+        number = self._start(submit).transfer_id
+        (request,) = self.prefill.engine._handover.requests
+        until = time.monotonic() + HANG_SECONDS
+        while not (
+            isinstance(request.state, Active) and request.state.progress.num_computed >= tokens
+        ):
+            assert time.monotonic() < until, request.state
+            self.prefill.step()
+        self.decode.post(m.Abort(submit.request_id))
+        self.sender.abort(number, PEER).result(HANG_SECONDS)
+        self.prefill.post(m.PrefillEnd(number))
+        self.prefill.run()
+        self.receiver.forget(number)
+        self.decode.post(m.WriterFenced(number))
+        self.decode.run()
+
+    def _start(self, submit: m.Submit) -> m.TransferRequest:
+        """Run a transfer until its prompt may be computed."""
         self.decode.post(submit)
         self.decode.step()
         wanted = self._last(self.decode, m.HandoverWanted)
-        self.prefill.post(m.PrefillReserve(wanted.transfer_request, wanted.prompt))
-        # Run until it is accepted, because its prefix may have to be loaded first.
-        self.prefill.run()
+        self._reserve(wanted)
         transfer = self._last(self.prefill, m.PrefillAccepted).transfer_id
         self.decode.post(m.GrantWanted(transfer))
         self.decode.step()
@@ -109,10 +136,27 @@ class EnginePair:
         self.receiver.expect(transfer, grant.generation, granted)
         self.sender.open(transfer, grant.generation, PEER, granted, self.ends)
         self.prefill.post(m.PrefillStart(grant))
+        return wanted.transfer_request
+
+    def _reserve(self, wanted: m.HandoverWanted) -> None:
+        """Reserve the prompt as the nodes do, and bring the pictures asked for. Run until it is
+        accepted, because its prefix may have to be loaded first."""
+        runs = runs_from_wire([*runs_to_wire(wanted.pictures)])
+        reserve = m.PrefillReserve(wanted.transfer_request, wanted.prompt, PEER, runs)
+        asked = len(self.prefill.all_said(m.PicturesWanted))
+        self.prefill.post(reserve)
         self.prefill.run()
-        return OneTransfer(
-            submit.request_id, wanted.transfer_request, self._last(self.prefill, m.PrefillToken)
-        )
+        for pull in self.prefill.all_said(m.PullWanted):
+            # These two nodes have no way back.
+            self.prefill.post(m.PullLost(pull.grant.transfer_id))
+            self.prefill.post(m.PullFenced(pull.grant.transfer_id))
+            self.prefill.run()
+        for message in self.prefill.all_said(m.PicturesWanted)[asked:]:
+            files = [wanted.pictures[index].file for index in message.pictures]
+            contents = [(file.content(),) for file in files if file is not None]
+            came = dict(zip(message.pictures, contents, strict=True))
+            self.prefill.post(m.PicturesCame(message.transfer_id, came))
+            self.prefill.run()
 
     @staticmethod
     def _last(engine: Lone, kind: type) -> m.Outbox:
@@ -231,6 +275,9 @@ def engine_pair(
     finally:
         fabric.let_go()
         link.bytes_per_second = None
+        for engine in (prefill, decode):
+            if engine.engine._pictures is not None:
+                engine.engine._pictures.close()
         early.close()
         sender.stop()
         receiver.stop()

@@ -1,5 +1,6 @@
 """Engines for tests: tiny models, poisoned memory, and a loop without threads."""
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -35,6 +36,7 @@ from tasuki.pycache.packed import TreeNode
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.sending.sender import Sender
+from tests.harness.waiting import HANG_SECONDS
 
 Kind = TypeVar("Kind")
 
@@ -169,6 +171,16 @@ class Lone:
             if not self.step():
                 return
         raise AssertionError("the engine did not come to rest")
+
+    def settle(self) -> None:
+        """Run until idle, and until no picture is being decoded."""
+        self.run()
+        pictures = self.engine._pictures
+        until = time.monotonic() + HANG_SECONDS
+        while pictures is not None and pictures.is_decoding:
+            assert time.monotonic() < until, "a picture is decoded for too long"
+            time.sleep(self.engine.idle_seconds or 0.0)
+            self.run()
 
     def steps(self, count: int) -> None:
         for _ in range(count):

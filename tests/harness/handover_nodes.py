@@ -4,9 +4,10 @@ engines."""
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import grpc
 import numpy as np
@@ -226,7 +227,9 @@ async def nodes(
     precision: WirePrecision = EXACT,
     service_limits: HandoverServiceSettings = SERVICE_LIMITS,
     layout: CacheLayout | None = None,
+    pictures: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Nodes]:
+    """Run both nodes. pictures: their contract for pictures."""
     settings = sender or SenderSettings(lease_seconds=3.0)
     with loopback_pair(
         layout,
@@ -237,7 +240,7 @@ async def nodes(
         precision=precision,
         kept_back=0 if precision.exact else 1,
     ) as pair:
-        contract = Contract("weights", pair.source.layout)
+        contract = Contract("weights", pair.source.layout, pictures=pictures)
         prefill, decode = Inbound(), Inbound()
         service = HandoverService(
             prefill.post,

@@ -1,5 +1,6 @@
 """Prompts with pictures for engines: golden ones, and their messages."""
 
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 
@@ -8,10 +9,12 @@ import numpy as np
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.model.vision.picture_file import PictureBounds, read_header
 from tasuki.model.vision.pixels import PicturePatches
 from tasuki.pycache.keys import PictureDigest, PictureSource
+from tests.harness.covering import slow_behind
 from tests.harness.engines import Lone, engine_config, submit
-from tests.harness.picture_goldens import PictureCase, PictureModel
+from tests.harness.picture_goldens import PictureCase, PictureModel, golden_cases
 
 
 def digest_of(name: str, patches: PicturePatches) -> PictureDigest:
@@ -50,6 +53,52 @@ def golden_submit(model: str, case: str, name: str | None = None, **changes: obj
     """Return a golden prompt's message. name: the request's; the case's by default."""
     values = golden_case(model, case).values
     pictures = golden_pictures(model, case)
+    return submit(
+        *(name or case, values["prompt"], len(values["greedy"])), pictures=pictures, **changes
+    )
+
+
+@cache
+def file_pictures(model: str, case: str) -> tuple[m.PromptPicture, ...]:
+    """Return the pictures of a golden prompt of images, in their order, each as the file sent by a
+    client."""
+    loaded = PictureModel.load(model)
+    found = loaded.case(case)
+    made = []
+    for item, run in zip(found.items, loaded.layout(found).runs, strict=True):
+        (name,) = item.values["files"]
+        content = (loaded.folder / "images" / name).read_bytes()
+        header = read_header(content, PictureBounds())
+        size = loaded.rules.size(header.size)
+        source = PictureSource(
+            *("image", "exif", (hashlib.sha256(content).digest(),)),
+            *(size.height, size.width, loaded.rules.constants),
+        )
+        coding, place = m.FileCoding.PLAIN, f"picture {name}"
+        file = m.PictureFile(content, coding, header.size.height, header.size.width, place)
+        where = run.start, run.rows, run.columns
+        made.append(m.PromptPicture(*where, source.digest, file=file, source=source))
+    return tuple(made)
+
+
+def image_cases(first: str) -> list[object]:
+    """Return (model, case) of the goldens without clips. The case `first` of each checkpoint has no
+    slow mark."""
+    cases = {
+        f"{model}-{case}": (model, case)
+        for model, case in golden_cases()
+        if case == "none"
+        or all(item.values["kind"] == "image" for item in golden_case(model, case).items)
+    }
+    ordered = dict(sorted(cases.items(), key=lambda named: named[1][1] != first))
+    return slow_behind(sum(case == first for _, case in cases.values()), ordered)
+
+
+def file_submit(model: str, case: str, name: str | None = None, **changes: object) -> m.Submit:
+    """Return a golden prompt's message, its pictures as files. name: the request's; the case's by
+    default."""
+    values = golden_case(model, case).values
+    pictures = file_pictures(model, case)
     return submit(
         *(name or case, values["prompt"], len(values["greedy"])), pictures=pictures, **changes
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.pictures.sight import Sight
 from tasuki.engine.scheduling.picture_encoder import PictureEncoder
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.qwen3_5 import Qwen35Model
@@ -68,7 +69,7 @@ def seeing_parts(arena_mib: float = 8.0, slabs: int | None = None) -> EnginePart
     weights = replace(parts.model.weights, embedding=small, head=Matrix.of(small))
     model = Qwen35Model(config, weights, TorchBackend(config, axes=axes))
     tower = VisionTower(TOWER, assemble_tower(TOWER, RandomTensors(), torch.float32), RULES)
-    return replace(parts, model=model, tower=tower)
+    return replace(parts, model=model, tower=tower, sight=Sight(TOWER, RULES))
 
 
 def seeing_engine(

@@ -28,6 +28,8 @@ from .peers import Connection, Peer, Stream
 from .sides import ReceivingSide, SendingSide, SimulatedSide
 from .world import Fault, Violation
 
+PIECES = 3
+"""Number of pieces of a prompt's pictures."""
 IDS = 3
 """Number of ids of a transfer: two pages and a slot."""
 
@@ -42,7 +44,9 @@ class Outcome(Enum):
 @dataclass
 class Request:
     """A decode node's request for a transfer. offers: True if the decode node holds a prefix the
-    sender may pull. held: ids of this prefix. outcome: None until its end."""
+    sender may pull. held: ids of this prefix. outcome: None until its end. has_pictures: True if
+    the sender needs pictures of the prompt.
+    """
 
     kind: Kind
     transfer_id: int
@@ -50,6 +54,7 @@ class Request:
     offers: bool
     held: tuple[int, ...] | None = None
     outcome: Outcome | None = None
+    has_pictures: bool = False
     faults: list[tuple[Fault, int]] = field(default_factory=list)
     """Faults still to come, each with the number of the message or layer chunk it hits."""
 
@@ -135,9 +140,29 @@ class DecodeDesk:
             case do.TellFenced():
                 ids = self.quarantined.pop(transfer_id, ())
                 peer.arena.give_back(ids, ("quarantined", transfer_id))
+            case do.SendMedia():
+                self._send_piece(request, stream, 1)
             case do.ServePull(payload=(generation, destination)):
                 self._serve(request, stream, generation, destination)
         return None
+
+    def _send_piece(self, request: Request, stream: Stream, number: int) -> None:
+        """Send a piece of the request's pictures by a call of its own, and the next one after it. A
+        few calls send nothing more."""
+        peer, side = self.peer, self.transfers.get(request.transfer_id)
+        if side is None or request.outcome is not None or peer.world.random.random() < 0.02:
+            return
+        connection = stream.connection
+        connection.call(
+            peer,
+            lambda: peer.checks.prefill_desk.piece(
+                connection, request.transfer_id, request.generation, number
+            ),
+        )
+        side.pieces += 1
+        if number < PIECES:
+            seconds = peer.world.between(0.0, 0.3)
+            peer.node.after(seconds, lambda: self._send_piece(request, stream, number + 1))
 
     def _grant(self, request: Request) -> None:
         peer, transfer_id = self.peer, request.transfer_id
@@ -252,12 +277,14 @@ class DecodeDesk:
 @dataclass
 class _Computed:
     """A transfer at the prefill node. source: ids of its computed pages and slot; None before their
-    allocation. pull_tried: True if no further pull may be tried for it."""
+    allocation. pull_tried: True if no further pull may be tried for it. sees: True once its
+    pictures came."""
 
     request: Request
     stream: Stream
     source: tuple[int, ...] | None = None
     pull_tried: bool = False
+    sees: bool = False
 
 
 class PrefillDesk:
@@ -336,9 +363,23 @@ class PrefillDesk:
                     peer.node.after(seconds / 2, lambda: self._move(computed))
             case do.Start():
                 self._compute(computed)
+            case do.TakeMedia():
+                computed.sees = True
+                peer.node.after(0.0, lambda: self._admit(computed))
             case do.BeginPull(payload=ids):
                 self._begin_pull(computed, ids)
         return None
+
+    def piece(self, connection: Connection, transfer_id: int, generation: int, number: int) -> None:
+        """Take a piece of a prompt's pictures. The last one, behind all others, completes them."""
+        side = self.transfers.get(transfer_id)
+        if side is None or side.connection is not connection or connection.lost[self.peer]:
+            return
+        if side.side.generation != generation or side.pieces != number - 1:
+            return
+        side.pieces = number
+        if number == PIECES:
+            side.put(on.MediaCame(()))
 
     def _side(self, computed: _Computed) -> SendingSide | None:
         side = self.transfers.get(computed.request.transfer_id)
@@ -366,6 +407,9 @@ class PrefillDesk:
             if ids is not None:
                 side.put(on.PullWanted(ids))
                 return
+        if request.has_pictures and not computed.sees:
+            side.put(on.MediaWanted(()))
+            return
         computed.source = peer.arena.take(IDS, ("computed", request.transfer_id))
         if computed.source is None:
             peer.node.after(0.5, lambda: self._admit(computed))

@@ -4,7 +4,7 @@ faults occur. At the end no transfer and no held id is left."""
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tasuki.transfer.lifecycle.states import COPY, FETCH
+from tasuki.transfer.lifecycle.states import COPY, FETCH, HANDOVER
 
 from .checks import Checks
 from .desks import KINDS_OF_REQUESTS, DecodeDesk, Outcome, PrefillDesk, Request
@@ -193,6 +193,7 @@ class History(SimulatedPair):
         kind = world.random.choice(KINDS_OF_REQUESTS)
         offers = kind is COPY or (kind is not FETCH and world.random.random() < 0.4)
         request = Request(kind, self._number(), self._generations, offers)
+        request.has_pictures = kind is HANDOVER and self._generations % 3 == 0
         request.faults = self._faults()
         self.checks.asked(request)
         for fault, _ in request.faults:

@@ -192,6 +192,11 @@ class Connection:
 
     # Calls beside the stream
 
+    def call(self, peer: Peer, happens: Callable[[], None]) -> None:
+        """Let a call of `peer` happen at the other node, unless the connection is lost."""
+        if not self.lost[peer]:
+            self._heartbeats[self.other(peer)].send(happens)
+
     def call_for_drain(self, side: SimulatedSide) -> None:
         """Send the abort call for a transfer over the current connection. Its answer comes after
         the drain."""

@@ -55,6 +55,8 @@ class SimulatedSide(SteppedSide):
         self.born = peer.world.now
         self.finals = 0
         """Number of final messages this side has sent."""
+        self.pieces = 0
+        """Number of pieces of pictures moved for this transfer."""
         self.drain_believed = False
         """True once the drain of this side's writer was accepted and checked."""
         self._closed = closed
@@ -131,7 +133,7 @@ class ReceivingSide(SimulatedSide):
 
     def facts(self) -> on.Look:
         writer = self.connection.writer_at(self.peer).facts()
-        return on.Look(self.progress, self.pulled, writer=writer)
+        return on.Look(self.progress, self.pulled, pieces=self.pieces, writer=writer)
 
     def perform(self, action: Action) -> Event | None:
         peer = self.peer
@@ -202,7 +204,7 @@ class SendingSide(SimulatedSide):
         return self.peer.leaving.progress(self.transfer_id)
 
     def facts(self) -> on.Look:
-        return on.Look(self.progress, self.pulled)
+        return on.Look(self.progress, self.pulled, pieces=self.pieces)
 
     def perform(self, action: Action) -> Event | None:
         peer = self.peer

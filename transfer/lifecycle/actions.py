@@ -145,6 +145,11 @@ class ServePull(HandOn):
     describes it."""
 
 
+class SendMedia(HandOn):
+    """Begin to send pictures of the prompt to the sender, by a call of its own; the payload names
+    them."""
+
+
 # Actions of a sender.
 
 
@@ -169,6 +174,10 @@ class Start(HandOn):
 class Plan(HandOn):
     """Plan all layer chunks of the pinned state (held in the cache for this transfer), so they can
     be sent."""
+
+
+class TakeMedia(HandOn):
+    """Give the engine the wanted pictures; the payload has their bytes."""
 
 
 class DrainNow(Action):

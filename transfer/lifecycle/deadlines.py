@@ -31,12 +31,13 @@ class StateDeadlines:
 class ReceiverDeadlines(StateDeadlines):
     """Deadlines of a transfer's receiver, a decode node, in seconds.
 
-    reserved: limit for an unchanged position in the sender's queue. queue: limit for the total time
-    in the sender's queue, not counting the time of a pull; also the limit from the destination's
-    message until the first layer chunk. accepted: limit for this node's engine to grant memory.
-    granted, ready: limit without an arrived layer chunk; before the first one, chunks of the
-    sender's other transfers count too. verifying: limit for the comparison of digests; longer than
-    HandoverSettings.landing. look: time between two checks.
+    reserved: limit for an unchanged position in the sender's queue, and without a piece of a
+    picture taken by it. queue: limit for the total time in the sender's queue, not counting the
+    time of a pull and of pictures; also the limit from the destination's message until the first
+    layer chunk. accepted: limit for this node's engine to grant memory. granted, ready: limit
+    without an arrived layer chunk; before the first one, chunks of the sender's other transfers
+    count too. verifying: limit for the comparison of digests; longer than HandoverSettings.landing.
+    look: time between two checks.
     """
 
     reserved: float = 30.0
@@ -54,14 +55,16 @@ class SenderDeadlines(StateDeadlines):
 
     parked: limit for the second of two calls, the gateway's or the receiver's; longer than the
     gateway's own. queued: a little longer than the engine's limit, because the engine gives the
-    reason. accepted: limit for the receiver to grant memory; longer than the receiver's own,
-    because the receiver has the reason. streaming: limit without a finished layer or a flushed
-    chunk. ready: limit without a flushed chunk. holding: limit for the first token. draining:
-    longer than SenderSettings.drain_seconds; after it the drain counts as forced.
+    reason. awaiting_media: limit without a piece of the wanted pictures. accepted: limit for the
+    receiver to grant memory; longer than the receiver's own, because the receiver has the reason.
+    streaming: limit without a finished layer or a flushed chunk. ready: limit without a flushed
+    chunk. holding: limit for the first token. draining: longer than SenderSettings.drain_seconds;
+    after it the drain counts as forced.
     """
 
     parked: float = 20.0
     queued: float = QUEUE_SECONDS + _ENGINE_FIRST
+    awaiting_media: float = 30.0
     accepted: float = 45.0
     streaming: float = QUEUE_SECONDS + _ENGINE_FIRST
     ready: float = 30.0

@@ -45,13 +45,15 @@ class Look(Happening):
     """Check of the deadlines, because time has passed.
 
     progress: number of chunks moved in this transfer. pulled: number of chunks moved in its pull;
-    None without one. others: number of chunks moved in the connection's other transfers. writer:
-    facts about the peer as the writer of this transfer.
+    None without one. pieces: number of pieces of pictures moved for this transfer. others: number
+    of chunks moved in the connection's other transfers. writer: facts about the peer as the writer
+    of this transfer.
     """
 
     progress: int = 0
     pulled: int | None = None
     others: int = 0
+    pieces: int = 0
     writer: WriterFacts = ALIVE
 
 
@@ -179,6 +181,15 @@ class Pinned(Brought):
 class PullWanted(Brought):
     """Engine's wish to pull the state offered by the receiver of a hand-over; the payload describes
     the pull."""
+
+
+class MediaWanted(Brought):
+    """Engine's wish for pictures of the prompt, before anything is allocated; the payload names
+    them."""
+
+
+class MediaCame(Brought):
+    """Arrival of every wanted picture, checked; the payload has their bytes."""
 
 
 class ReceiverLost(Happening):

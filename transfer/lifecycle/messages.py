@@ -99,6 +99,11 @@ class Ended(Message):
     generation: int | None = None
 
 
+class MediaWanted(Carrying):
+    """Sender's request within a hand-over: it needs pictures of the prompt. The payload names them.
+    Their bytes go by a call of their own."""
+
+
 class PullAsked(Carrying):
     """Sender's request within a hand-over: it pulls the state offered by the receiver."""
 

@@ -237,6 +237,9 @@ class Receiving:
                 return [do.ServePull(payload)]
             case say.StopPull() if self.kind.queues:
                 return self._stop_pull()
+            case say.MediaWanted(payload=payload) if self.kind.queues:
+                self._machine.apply(ReceiverEvent.MEDIA_WANTED)
+                return [do.SendMedia(payload)]
         return self._lose(_ANOTHER_VERSION, Loss.STREAM, now)
 
     def _awaits(self, announcement: Announces) -> bool:
@@ -308,7 +311,7 @@ class Receiving:
         """Return a value for comparison; it is different after each progress of the transfer."""
         looked = self._looked
         others = looked.others if self._is_behind else 0
-        return self.state, self._position, looked.pulled, looked.progress, others
+        return self.state, self._position, looked.pulled, looked.pieces, looked.progress, others
 
     @property
     def _is_behind(self) -> bool:
@@ -341,7 +344,7 @@ class Receiving:
         if not (self.kind.queues and isinstance(deadlines, ReceiverDeadlines)):
             return None
         waits = self._is_behind or self.state is ReceiverState.RESERVED
-        mark = (self.state if waits else None, self._looked.pulled)
+        mark = (self.state if waits else None, self._looked.pulled, self._looked.pieces)
         waited = self._turn_watch.still(mark, now)
         return deadlines.queue if waits and waited > deadlines.queue else None
 

@@ -24,6 +24,7 @@ from .messages import Payload
 from .states import Announces, IllegalTransition, Kind, SenderEvent, SenderState, sender_machine
 
 _OVER = frozenset({SenderState.DONE, SenderState.REFUSED, SenderState.ENDED})
+_BEFORE_LEASE = frozenset({SenderState.QUEUED, SenderState.AWAITING_MEDIA})
 _SAID_AGAIN_SECONDS = 0.25
 """Least seconds between two Queued messages about a changed queue position."""
 
@@ -117,6 +118,13 @@ class Sending:
                 return self._moved(position, now)
             case on.Refusal():
                 return self._refuse(event)
+            case on.MediaWanted(payload=payload):
+                return self._want_media(payload)
+            case on.MediaCame(payload=payload):
+                if self._machine.apply(SenderEvent.MEDIA) is not SenderState.QUEUED:
+                    return []
+                self._repeated_at = now
+                return [do.TakeMedia(payload)]
             case on.PullWanted(payload=payload):
                 # If the room drains already, the pull is lost at once.
                 self._pulls = True
@@ -182,6 +190,10 @@ class Sending:
             return []
         return self._say_position(now)
 
+    def _want_media(self, payload: Payload) -> list[Action]:
+        after = self._machine.apply(SenderEvent.WANT_MEDIA)
+        return [do.Say(say.MediaWanted(payload))] if after is SenderState.AWAITING_MEDIA else []
+
     def _say_position(self, now: float) -> list[Action]:
         if self.state is not SenderState.QUEUED:
             return []
@@ -193,7 +205,7 @@ class Sending:
             if self._machine.apply(SenderEvent.REFUSE) is not SenderState.REFUSED:
                 return []
             return self._say_refused(refusal)
-        if self.state is SenderState.QUEUED:
+        if self.state in _BEFORE_LEASE:
             self._machine.apply(SenderEvent.REFUSE)
             if refusal.is_late:
                 self.given_up = Loss.QUEUE_TIMEOUT
@@ -266,7 +278,7 @@ class Sending:
     @property
     def _mark(self) -> tuple[object, ...]:
         """Return a value for comparison; it is different after each progress of the transfer."""
-        return self.state, self._looked.progress, self._looked.pulled
+        return self.state, self._looked.progress, self._looked.pulled, self._looked.pieces
 
     def _look(self, look: on.Look, now: float) -> list[Action]:
         self._looked = look

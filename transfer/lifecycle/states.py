@@ -19,6 +19,7 @@ class SenderState(Enum):
     IDLE = "not known"
     PARKED = "one of the two calls came, the other is awaited"
     QUEUED = "in the engine's queue"
+    AWAITING_MEDIA = "asked for pictures of the prompt; their pieces are awaited"
     PINNING = "asked for; the engine is to pin what was offered"
     ACCEPTED = "leased and about to start; a grant is awaited"
     STREAMING = "granted: layer chunks leave as layers finish"
@@ -35,6 +36,8 @@ class SenderEvent(Enum):
     MEET = "the second came; a Reserve that brings the prompt is both"
     EXPIRE = "the second did not come in time"
     ASK = "of a pull: the receiver granted pages and a slot"
+    WANT_MEDIA = "the engine lacks pictures of the prompt"
+    MEDIA = "every piece of the wanted pictures came"
     ACCEPT = "the engine leased"
     PINNED = "of a pull: the engine pinned what is asked for"
     REFUSE = "the engine refuses"
@@ -60,6 +63,7 @@ class ReceiverState(Enum):
 class ReceiverEvent(Enum):
     RESERVE = "the prompt was sent"
     QUEUED = "progress in the sender's queue"
+    MEDIA_WANTED = "the sender asks for pictures of the prompt"
     ACCEPTED = "the sender is about to start"
     REFUSED = "the sender refuses"
     GRANT = "pages and a slot were granted"
@@ -89,6 +93,11 @@ SENDER: SenderTable = MappingProxyType(
         (_S.QUEUED, _SE.ACCEPT): _S.ACCEPTED,
         (_S.QUEUED, _SE.REFUSE): _S.REFUSED,
         (_S.QUEUED, _SE.STOP): _S.DRAINING,
+        # Pictures come while nothing is allocated. The prompt then takes its turn again.
+        (_S.QUEUED, _SE.WANT_MEDIA): _S.AWAITING_MEDIA,
+        (_S.AWAITING_MEDIA, _SE.MEDIA): _S.QUEUED,
+        (_S.AWAITING_MEDIA, _SE.REFUSE): _S.REFUSED,
+        (_S.AWAITING_MEDIA, _SE.STOP): _S.DRAINING,
         (_S.ACCEPTED, _SE.GRANT): _S.STREAMING,
         (_S.ACCEPTED, _SE.STOP): _S.DRAINING,
         (_S.STREAMING, _SE.TOKEN): _S.READY,
@@ -100,6 +109,8 @@ SENDER: SenderTable = MappingProxyType(
         (_S.HOLDING, _SE.STOP): _S.DRAINING,
         (_S.DRAINING, _SE.DRAINED): _S.ENDED,
         # After the stop, events already under way and repeated aborts change nothing.
+        (_S.DRAINING, _SE.WANT_MEDIA): _S.DRAINING,
+        (_S.DRAINING, _SE.MEDIA): _S.DRAINING,
         (_S.DRAINING, _SE.ACCEPT): _S.DRAINING,
         (_S.DRAINING, _SE.REFUSE): _S.DRAINING,
         (_S.DRAINING, _SE.GRANT): _S.DRAINING,
@@ -117,6 +128,7 @@ RECEIVER: ReceiverTable = MappingProxyType(
     {
         (_R.NEW, _RE.RESERVE): _R.RESERVED,
         (_R.RESERVED, _RE.QUEUED): _R.RESERVED,
+        (_R.RESERVED, _RE.MEDIA_WANTED): _R.RESERVED,
         (_R.RESERVED, _RE.ACCEPTED): _R.ACCEPTED,
         (_R.RESERVED, _RE.REFUSED): _R.ENDED,
         (_R.RESERVED, _RE.LOSE): _R.ENDED,

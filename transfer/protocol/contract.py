@@ -1,12 +1,13 @@
 """Contract of two nodes: all values required to be equal before bytes may move between them."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.settings import Precision
 
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 NOT_USED = "(not used)"
 _CARRIED = frozenset({"tensor_parallel"})
 """Required contract fields allowed to differ between the nodes."""
@@ -70,7 +71,8 @@ class Contract:
     version may read an address differently, and abort. constants: constants of the model, such as
     position angles, norm epsilon and experts per token; a config may change them with equal
     weights. weights_format: all kinds of storage in the weights; the digest differs with it, and
-    this field shows the reason.
+    this field shows the reason. pictures: fields to be equal for prompts with pictures; empty: none
+    are taken. Nodes with different ones pair for text.
     """
 
     weights_digest: str
@@ -86,17 +88,24 @@ class Contract:
     ucx: str = NOT_USED
     constants: str = NOT_USED
     weights_format: str = NOT_USED
+    pictures: Mapping[str, str] = field(default_factory=dict)
 
     def flat(self) -> dict[str, str]:
         """Return all contract fields as texts by name, with the layout's fields; layer_kinds leaves
         out draft layers."""
-        values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name != "layout"}
-        for field in fields(self.layout):
-            values[field.name] = str(getattr(self.layout, field.name))
+        apart = {"layout", "pictures"}
+        values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name not in apart}
+        for each in fields(self.layout):
+            values[each.name] = str(getattr(self.layout, each.name))
         kinds = [kind for kind in self.layout.layer_kinds if kind is not LayerKind.DRAFT]
         values["layer_kinds"] = ",".join(kind.value for kind in kinds)
         values["draft_layers"] = str(self.layout.draft_layers)
         return values
+
+
+def pictures_pair(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
+    """Return True if prompts with pictures may go between two nodes with these fields."""
+    return bool(ours) and ours == theirs
 
 
 def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]:

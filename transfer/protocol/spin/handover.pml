@@ -7,6 +7,7 @@
  * that land at any later time, also after their writer died; crash of either side at any point; a partition,
  * after which only the lease ends the writer's right to post; transport faults; a client that cancels; bytes
  * that land damaged; with EARLY, a step of the receiver's own, which writes into the granted ids as well.
+ * Pictures are asked for once; their pieces come, or never.
  * Not modelled: queue progress beyond one message, several rooms, durations.
  *
  * Checked: no write lands in ids that have a new owner; nothing is published and no second token is emitted
@@ -16,16 +17,17 @@
  */
 #define WINDOWS 2
 
-mtype:sender_state = { S_IDLE, S_PARKED, S_QUEUED, S_ACCEPTED, S_STREAMING, S_READY, S_HOLDING,
+mtype:sender_state = { S_IDLE, S_PARKED, S_QUEUED, S_AWAITING_MEDIA, S_ACCEPTED, S_STREAMING, S_READY, S_HOLDING,
                        S_DRAINING, S_DONE, S_REFUSED, S_ENDED };
 mtype:receiver_state = { R_NEW, R_RESERVED, R_ACCEPTED, R_GRANTED, R_READY, R_VERIFYING,
                          R_COMMITTED, R_QUARANTINED, R_ENDED };
-mtype = { reserve, grant, abort, queued, accepted, refused, ready, done, drained };
+mtype = { reserve, grant, abort, queued, wanted, accepted, refused, ready, done, drained };
 
 chan up = [3] of { mtype };
-chan down = [5] of { mtype };
+chan down = [6] of { mtype };
 chan rpc_up = [2] of { bit };
 chan rpc_down = [2] of { bit };
+chan pieces = [1] of { bit }; /* the pictures, by a call of their own */
 
 mtype:sender_state sender = S_IDLE;
 mtype:receiver_state receiver = R_NEW;
@@ -81,6 +83,7 @@ inline stop_sender()
     :: sender == S_IDLE -> SENDER(IDLE, STOP, ENDED)
     :: sender == S_PARKED -> SENDER(PARKED, STOP, ENDED)
     :: sender == S_QUEUED -> SENDER(QUEUED, STOP, DRAINING)
+    :: sender == S_AWAITING_MEDIA -> SENDER(AWAITING_MEDIA, STOP, DRAINING)
     :: sender == S_ACCEPTED -> SENDER(ACCEPTED, STOP, DRAINING)
     :: sender == S_STREAMING -> SENDER(STREAMING, STOP, DRAINING)
     :: sender == S_READY -> SENDER(READY, STOP, DRAINING)
@@ -98,7 +101,7 @@ inline tell_sender(message) { if :: !cut -> up!message :: cut fi }
 
 proctype Sender()
 {
-    bool reserved, rpc_owed, abort_owed, produced, faulted;
+    bool reserved, rpc_owed, abort_owed, produced, faulted, asked;
 end:
     do
     /* Rendezvous, in either order. */
@@ -115,6 +118,14 @@ end:
                 tell_receiver(refused) }
 
     /* The engine. */
+    :: atomic { sender == S_QUEUED && !asked -> asked = true;
+                SENDER(QUEUED, WANT_MEDIA, AWAITING_MEDIA); tell_receiver(wanted) }
+    :: atomic { sender == S_AWAITING_MEDIA && pieces?[1] -> pieces?1;
+                SENDER(AWAITING_MEDIA, MEDIA, QUEUED) }
+    :: atomic { sender == S_AWAITING_MEDIA -> SENDER(AWAITING_MEDIA, REFUSE, REFUSED);
+                tell_receiver(refused) }
+    /* No piece came in time. The end is said as a drain. */
+    :: atomic { sender == S_AWAITING_MEDIA -> abort_owed = true; stop_sender() }
     :: atomic { sender == S_QUEUED -> SENDER(QUEUED, ACCEPT, ACCEPTED); tell_receiver(accepted) }
     :: atomic { sender == S_QUEUED -> SENDER(QUEUED, REFUSE, REFUSED); tell_receiver(refused) }
     :: atomic { sender == S_ACCEPTED && up?[grant] -> up?grant;
@@ -143,6 +154,8 @@ end:
                 if
                 :: SENDER(DRAINING, TOKEN, DRAINING)
                 :: SENDER(DRAINING, FLUSHED, DRAINING)
+                :: SENDER(DRAINING, WANT_MEDIA, DRAINING)
+                :: SENDER(DRAINING, MEDIA, DRAINING)
                 :: SENDER(DRAINING, ACCEPT, DRAINING)
                 :: SENDER(DRAINING, REFUSE, DRAINING)
                 fi }
@@ -181,6 +194,10 @@ end:
     :: atomic { receiver == R_NEW -> RECEIVER(NEW, RESERVE, RESERVED); tell_sender(reserve) }
     :: atomic { receiver == R_RESERVED && down?[queued] -> down?queued;
                 RECEIVER(RESERVED, QUEUED, RESERVED) }
+    /* The pieces come, or not: the call may break, or the peer may send none. */
+    :: atomic { receiver == R_RESERVED && down?[wanted] -> down?wanted;
+                RECEIVER(RESERVED, MEDIA_WANTED, RESERVED);
+                if :: !partitioned -> pieces!1 :: skip fi }
     :: atomic { receiver == R_RESERVED && down?[accepted] -> down?accepted;
                 RECEIVER(RESERVED, ACCEPTED, ACCEPTED) }
     :: atomic { receiver == R_RESERVED && down?[refused] -> down?refused;

@@ -1,0 +1,151 @@
+"""Pictures over HTTP on a pair of real daemons: golden answers, ten turns, and deaths while a
+picture is sent. The decode node has no tower, unless said otherwise."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tasuki.transfer import failpoints
+from tests.harness.covering import slow_behind
+from tests.harness.daemons import Node, flags, fleet, meet
+from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.picture_answers import CASES, FOLDER, cached, chat, messages_of, part_of
+from tests.harness.picture_goldens import needs_goldens
+from tests.harness.running_nodes import HTTP, needs_nixl
+from tests.harness.waiting import until
+
+pytestmark = [needs_goldens, needs_nixl]
+
+BLIND = ("--vision", "off")
+AWAY = ("--local-prefill-tokens", "0")
+PRINTABLE = list(range(32, 127))
+"""Tokens that a client's text gives back unchanged."""
+
+
+def seeing(start: Any, *more: str, **environment: str) -> Node:
+    launch = partial(ForkedDaemon, environment=environment)
+    # Each turn is short, and comes back all the same.
+    own = (*flags(FOLDER, arena_mib=16), "--pull-tokens", "1", *more)
+    node: Node = start("prefill", *own, launch=launch)
+    return node
+
+
+def answering(start: Any, *prefill: Node, more: Any = BLIND, **environment: str) -> Node:
+    launch = partial(ForkedDaemon, environment=environment)
+    known = ("--prefill", ",".join(node.handover_address for node in prefill))
+    shared = flags(FOLDER, arena_mib=16)
+    node: Node = start("decode", *shared, *known, *HTTP, *AWAY, *more, launch=launch)
+    meet(node)
+    return node
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Node, Node]]:
+    with fleet() as start:
+        prefill = seeing(start)
+        decode = answering(start, prefill)
+        yield prefill, decode
+        prefill.assert_at_rest()
+        decode.assert_at_rest()
+
+
+@pytest.mark.parametrize("name", slow_behind(1, {name: name for name in CASES}))
+def test_golden_answers(pair: tuple[Node, Node], name: str) -> None:
+    case = CASES[name]
+    reply = chat(pair[1], messages_of(case), len(case["greedy"]), cache_salt=name)
+    assert reply.status == 200, reply.body
+    assert reply.json["prompt_token_ids"] == case["prompt"]
+    assert reply.json["choices"][0]["token_ids"] == case["greedy"]
+
+
+def turn_of(number: int) -> dict[str, Any]:
+    """Return the message of a turn; the first, fourth and seventh show a picture."""
+    words = {"type": "text", "text": f"And {number}?"}
+    if number % 3 or number == 9:
+        return {"role": "user", "content": [words]}
+    image = ("photo.jpg", "tiny.png", "gray.png")[number // 3]
+    return {"role": "user", "content": [part_of({"type": "image", "image": image}), words]}
+
+
+def test_ten_turns_with_three_pictures_resume_at_their_exact_ends(
+    pair: tuple[Node, Node],
+) -> None:
+    """The client sends all pictures again. Each turn's state is pulled from the decode node."""
+    _, decode = pair
+    messages: list[dict[str, Any]] = []
+    ended = 0
+    for number in range(10):
+        messages.append(turn_of(number))
+        reply = chat(
+            decode, messages, 12, cache_salt="turns", allowed_token_ids=PRINTABLE, ignore_eos=True
+        )
+        assert reply.status == 200, reply.body
+        assert cached(reply) == ended, number
+        choice, usage = reply.json["choices"][0], reply.json["usage"]
+        messages.append({"role": "assistant", "content": choice["message"]["content"]})
+        ended = usage["prompt_tokens"] + usage["completion_tokens"] - 1
+    arrived = decode.arrived()
+    assert arrived
+
+
+def kill_at(place: failpoints.Place) -> dict[str, str]:
+    return {failpoints.VARIABLE: f"{place.value}=kill"}
+
+
+CASE = CASES.get("middle", {})
+
+
+@pytest.mark.slow
+def test_a_prefill_node_that_dies_at_a_piece_is_replaced_by_another() -> None:
+    with fleet() as start:
+        dying = seeing(start, "--name", "dying", **kill_at(failpoints.Place.SENDER_ON_PIECE))
+        other = seeing(start, "--name", "other")
+        decode = answering(start, dying, other)
+        # Prompts go to the two in turn, so one of two is lost at its piece.
+        for salt in ("one", "two"):
+            reply = chat(decode, messages_of(CASE), len(CASE["greedy"]), cache_salt=salt)
+            assert reply.status == 200, reply.body
+            assert reply.json["choices"][0]["token_ids"] == CASE["greedy"]
+        until(lambda: dying.exit_status is not None, lambda: dying.last_words)
+        dying.put_down()
+        other.assert_at_rest()
+        decode.assert_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("more", "status"), slow_behind(1, {"blind": (BLIND, 503), "tower": ((), 200)})
+)
+def test_the_last_prefill_node_dies_at_a_piece(more: tuple[str, ...], status: int) -> None:
+    with fleet() as start:
+        dying = seeing(start, **kill_at(failpoints.Place.SENDER_ON_PIECE))
+        decode = answering(start, dying, more=more)
+        reply = chat(decode, messages_of(CASE), len(CASE["greedy"]))
+        assert reply.status == status, reply.body
+        if status == 200:
+            assert reply.json["choices"][0]["token_ids"] == CASE["greedy"]
+        else:
+            assert reply.json["error"]["code"] == "no_tower"
+        dying.put_down()
+        decode.assert_at_rest()
+
+
+def test_a_decode_node_that_dies_at_a_piece_leaves_nothing() -> None:
+    with fleet() as start:
+        prefill = seeing(start)
+        dying = answering(start, prefill, **kill_at(failpoints.Place.RECEIVER_AFTER_PIECE))
+        with pytest.raises(OSError):
+            chat(dying, messages_of(CASE), len(CASE["greedy"]))
+        dying.put_down()
+        prefill.assert_at_rest()
+
+
+def test_a_blind_prefill_node_computes_text_alone() -> None:
+    with fleet() as start:
+        prefill = seeing(start, *BLIND)
+        decode = answering(start, prefill, more=())
+        for name in ("text", "middle"):
+            case = CASES[name]
+            reply = chat(decode, messages_of(case), len(case["greedy"]))
+            assert reply.json["choices"][0]["token_ids"] == case["greedy"], reply.body
