@@ -91,6 +91,11 @@ class Intake:
         shape = self._limits.pictures
         if shape is None:
             return m.RequestError(m.ErrorKind.INVALID, _BLIND) if submit.pictures else None
+        absence = next(filter(None, map(_absence, submit.pictures)), None)
+        if absence is not None:
+            return m.RequestError(
+                m.ErrorKind.OVERLOADED, f"a picture did not arrive ({absence}); ask again"
+            )
         try:
             return placed_pictures(submit, shape)
         except PicturePlaceError as error:
@@ -166,3 +171,8 @@ class Intake:
         for query_id in self._drains:
             self._emit(m.Drained(query_id, at_rest))
         self._drains.clear()
+
+
+def _absence(picture: m.PromptPicture) -> str | None:
+    """Return why a picture's file is not in this process; None if it is, or needs none."""
+    return None if picture.file is None else picture.file.data.absence

@@ -1,7 +1,8 @@
 """The engine's ends of sockets: to the API server, its starter, and to API server workers.
 
 Owns one socket and one reading thread for each peer. send() may be called from any thread and never
-waits. Frames keep their order, and data waiting for a slow peer is bounded.
+waits. Frames keep their order, and data waiting for a slow peer is bounded. A request's pictures
+come as descriptors beside its frame.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from tasuki.utils.system import name_this_thread
 
 from .control import TokensMade
 from .frames import BrokenFrame, FrameReader, TakeMessages, frame_of
+from .media_frames import ArrivedMedia
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class FrontLink:
         self._limit = limit_bytes
         self._lock = threading.Lock()
         self._waiting = bytearray()
+        self._media = ArrivedMedia()
         self._dead: str | None = None
         self._closing = False
         self._wakes: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -126,6 +129,7 @@ class FrontLink:
         except Exception as error:
             log.exception("the link to the front broke")
             reason = f"the link broke: {error!r}"
+        self._media.close()
         with self._lock:
             self._dead = reason
             self._waiting.clear()
@@ -139,7 +143,7 @@ class FrontLink:
         assert wakes is not None
         poll = select.poll()
         poll.register(wakes, select.POLLIN)
-        reader = FrameReader()
+        reader = FrameReader.of_requests(self._media)
         while True:
             with self._lock:
                 if self._dead is not None:
@@ -159,7 +163,7 @@ class FrontLink:
                     del self._waiting[: self._written(self._waiting)]
             if happened & ~select.POLLOUT:
                 try:
-                    data = self._socket.recv(_READ_BYTES)
+                    data = self._media.receive(self._socket, _READ_BYTES)
                 except BlockingIOError:
                     continue
                 except OSError as error:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
 from tasuki.pycache.keys import KeyedRun, Keys, PictureDigest, PromptTokens, prompt_keys
 
+from .media import Media
 from .reports import Usage
 from .types import (
     NO_TARGETS,
@@ -155,21 +156,23 @@ class FileCoding(StrEnum):
 class PictureFile(Message):
     """An encoded picture, decoded only if its rows must be computed.
 
-    data: the file, in the form of `coding`. height, width: upright, by its header. place: of the
+    data: the file, in the form of `coding`, shared by reference. height, width: upright, by its header. place: of the
     picture in its request, for errors.
     """
 
-    data: bytes = field(repr=False)
+    data: Media
     coding: FileCoding
     height: int
     width: int
     place: str
 
     def content(self) -> bytes:
-        """Return the encoded file. Raises ValueError for text other than base64."""
+        """Return the encoded file. Raises ValueError for text other than base64; MediaGone,
+        OSError."""
+        data = self.data.content()
         if self.coding is FileCoding.PLAIN:
-            return self.data
-        return binascii.a2b_base64(self.data.translate(None, b" \t\r\n"), strict_mode=True)
+            return data
+        return binascii.a2b_base64(data.translate(None, b" \t\r\n"), strict_mode=True)
 
 
 class PromptPicture(Message):

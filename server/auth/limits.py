@@ -21,14 +21,14 @@ Pure functions; any thread. Invariant: each takes time linear in the measured va
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from tasuki.engine.messages import Submit
+from tasuki.engine.messages import PromptPicture, Submit
 from tasuki.server.errors import (
     Busy,
     InvalidRequest,
@@ -331,6 +331,8 @@ its connection."""
 _NUMBER_BYTES = 48
 """Estimated bytes of a number in a tuple, with its share of the tuple."""
 _PAIR_BYTES = 120
+_PICTURE_BYTES = 1500
+"""Estimated bytes of a picture's objects in a request: place, digest, descriptions."""
 _SCORE_BYTES = 12
 """Bytes of a token's score in the engine's arrays: a token id and a float64, or a logprob and a
 rank."""
@@ -342,13 +344,24 @@ def submit_bytes(submit: Submit) -> int:
     """Return the bytes of memory of a request to the engine, and of each of its answers."""
     sampling = submit.sampling
     arrays = submit.prompt.nbytes + submit.prediction.nbytes
-    files = sum(len(one.file.data) for one in submit.pictures if one.file is not None)
+    pictures = sum(map(_picture_bytes, submit.pictures))
     numbers = len(submit.marks) + len(sampling.stop_token_ids) + len(sampling.allowed_token_ids)
     numbers += sum(1 + len(word) for word in sampling.bad_words)
     source = 0 if sampling.grammar is None else sys.getsizeof(sampling.grammar.source)
     answers = ANSWER_BYTES * len(submit.answer_ids)
     pairs = _PAIR_BYTES * len(sampling.logit_bias)
-    return arrays + files + _NUMBER_BYTES * numbers + pairs + source + answers
+    return arrays + pictures + _NUMBER_BYTES * numbers + pairs + source + answers
+
+
+def _picture_bytes(picture: PromptPicture) -> int:
+    """Return the bytes of memory of a picture: its file, or its patches."""
+    levels = 0 if picture.levels is None else picture.levels.nbytes
+    return _PICTURE_BYTES + levels + media_bytes([picture])
+
+
+def media_bytes(pictures: Iterable[PromptPicture]) -> int:
+    """Return the encoded bytes of pictures."""
+    return sum(len(one.file.data) for one in pictures if one.file is not None)
 
 
 def score_bytes(submit: Submit, written: int = 0) -> int:

@@ -4,14 +4,16 @@ NodePictures makes the engine's pictures of the clients'. No pixel is decoded he
 a file only if its rows are missing. Owns the cache of PictureSizes. Any thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tasuki.engine.messages import FileCoding, PictureFile, PromptPicture
+from tasuki.engine.messages import FileCoding, Media, PictureFile, PromptPicture
+from tasuki.engine.messages.media import plain
 from tasuki.model.vision.config import PictureTokens
 from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import PictureRun
 from tasuki.pycache.keys import PictureSource
+from tasuki.server.errors import MediaLimit
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 
 from .expansion import expanded
@@ -22,16 +24,25 @@ from .sent_picture import PictureLimits, SentPicture
 _KIND = "image"
 _ORIENTATION = "exif"
 
+MakeMedia = Callable[[Sequence[bytes]], list[Media]]
+"""A function to hold encoded bytes of one request's pictures. Raises OSError without memory."""
+
 
 class NodePictures:
     def __init__(
-        self, tokens: PictureTokens, rules: PixelRules, limits: PictureLimits | None = None
+        self,
+        tokens: PictureTokens,
+        rules: PixelRules,
+        limits: PictureLimits | None = None,
+        media: MakeMedia = plain,
     ) -> None:
         """tokens: the checkpoint's ids of pictures. rules: its processor's, as the tower's. limits:
-        of a request; None: the defaults."""
+        of a request; None: the defaults. media: holds the bytes of a request's pictures; `sealed`
+        for an engine in a process of its own."""
         self._tokens = tokens
         self._limits = PictureLimits() if limits is None else limits
         self._sizes = PictureSizes(rules, self._limits)
+        self._media = media
 
     def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader:
         """Return the reader of one request's pictures. before: those of its stored part."""
@@ -42,15 +53,26 @@ class NodePictures:
     ) -> RenderedPrompt:
         """Return the prompt with its pictures, and one placeholder for each token of them. sent: in
         the order of the conversation; without one the prompt itself is returned. salt: of the
-        prompt. most: allowed number of tokens. Raises as PictureSizes.measured() and expanded()."""
+        prompt. most: allowed number of tokens. Raises as PictureSizes.measured() and expanded();
+        MediaLimit without memory."""
         if not sent:
             return rendered
         measured = self._sizes.measured(salt, sent)
         found = expanded(rendered, measured, self._tokens, most)
-        pairs = zip(measured, found.layout.runs, strict=True)
-        return replace(found.rendered, pictures=tuple(self._picture(*pair) for pair in pairs))
+        media = self._held(sent)
+        placed = zip(measured, found.layout.runs, media, strict=True)
+        return replace(found.rendered, pictures=tuple(self._picture(*one) for one in placed))
 
-    def _picture(self, measured: MeasuredPicture, run: PictureRun) -> PromptPicture:
+    def _held(self, sent: Sequence[SentPicture]) -> list[Media]:
+        """Return the media of the pictures, as sent."""
+        try:
+            return self._media([encoded(one) for one in sent])
+        except OSError as error:
+            raise MediaLimit(
+                f"this node cannot hold the request's pictures ({error}): ask again later"
+            ) from error
+
+    def _picture(self, measured: MeasuredPicture, run: PictureRun, media: Media) -> PromptPicture:
         sent, size, header = measured.sent, measured.size, measured.header
         constants = self._sizes.rules(sent.detail).constants
         source = PictureSource(
@@ -58,10 +80,15 @@ class NodePictures:
         )
         is_file = isinstance(sent.data, bytes)
         file = PictureFile(
-            data=sent.data if isinstance(sent.data, bytes) else sent.data.text,
+            data=media,
             coding=FileCoding.PLAIN if is_file else FileCoding.BASE64,
             height=header.size.height,
             width=header.size.width,
             place=sent.place,
         )
         return PromptPicture(run.start, run.rows, run.columns, source.digest, file=file)
+
+
+def encoded(sent: SentPicture) -> bytes:
+    """Return a picture's bytes as sent: a file, or its base64."""
+    return sent.data if isinstance(sent.data, bytes) else sent.data.text

@@ -25,13 +25,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasuki.engine.apart.frames import (
-    FrameProtocol,
-    FrameReader,
-    TakeMessages,
-    frame_of,
-    framed,
-)
+from tasuki.engine.apart.frame_protocol import FrameProtocol
+from tasuki.engine.apart.frames import FrameReader, TakeMessages, framed, submit_frame
 from tasuki.engine.apart.front_links import NUMBER_BYTES
 from tasuki.engine.messages.types import reader_of
 from tasuki.server.config import ServerConfig
@@ -216,5 +211,6 @@ class EngineSocket(FrameProtocol):
         return link
 
     def post(self, messages: Sequence[Any]) -> None:
-        """Send messages to the engine in order. Raises the errors of frame_of()."""
-        self.write(frame_of(messages))
+        """Send messages to the engine in order, with the media of pictures. Raises the errors of
+        submit_frame()."""
+        self.write(*submit_frame(messages))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tasuki.engine.apart.frames import FrameProtocol
+from tasuki.engine.apart.frame_protocol import FrameProtocol
 from tasuki.engine.apart.front_links import WorkerGone
 from tasuki.server.bind import PortClaim
 from tasuki.server.config import ServerConfig
