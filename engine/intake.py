@@ -85,6 +85,11 @@ class Intake:
             )
         return None
 
+    @property
+    def sees_pictures(self) -> bool:
+        """Return True if prompts may have pictures. Any thread."""
+        return self._limits.pictures is not None
+
     def placed(self, submit: m.Submit) -> PlacedPictures | m.RequestError | None:
         """Return the prompt's pictures, or the reason to reject it, also if this engine takes none.
         Return None for a prompt of text."""

@@ -1,8 +1,8 @@
 """An event loop's end of a socket with frames.
 
-FrameProtocol owns its transport. A transport passes no descriptors, so frames with media use a twin:
-a duplicate of its socket. MediaWriter keeps the order of all frames. MediaInput reads in place of
-the transport. Links without media have neither. Thread rule: the event loop's.
+FrameProtocol owns its transport. A transport passes no descriptors, so frames with media use a
+twin: a duplicate of its socket. MediaWriter keeps the order of all frames. MediaInput reads in
+place of the transport. Links without media have neither. Thread rule: the event loop's.
 """
 
 import asyncio
@@ -77,7 +77,8 @@ class FrameProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if self._media is not None:
+        # A transport without a socket brings no descriptors.
+        if self._media is not None and transport.get_extra_info("socket") is not None:
             self._input = MediaInput(transport, self._media, self.data_received)
 
     def resume_writing(self) -> None:

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from tasuki.engine import messages as m
+from tasuki.engine.messages.media import KnownBlocks
 from tasuki.utils.signatures import EndNotice
 from tasuki.utils.system import name_this_thread
 
@@ -42,15 +43,20 @@ class FrontLink:
     called once, after the last receive.
     """
 
-    def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
-        """limit_bytes: most bytes waiting for the API server to read, besides the kernel's
-        buffer."""
+    def __init__(
+        self,
+        connection: socket.socket,
+        limit_bytes: int = LIMIT_BYTES,
+        known: KnownBlocks | None = None,
+    ) -> None:
+        """limit_bytes: most bytes waiting for the API server to read, besides the kernel's buffer.
+        known: blocks of media of all links; None: of this one alone."""
         connection.setblocking(False)
         self._socket = connection
         self._limit = limit_bytes
         self._lock = threading.Lock()
         self._waiting = bytearray()
-        self._media = ArrivedMedia()
+        self._media = ArrivedMedia(known)
         self._dead: str | None = None
         self._closing = False
         self._wakes: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -218,13 +224,14 @@ class WorkerLinks:
         self._receive = receive
         self._to_front = to_front
         self._gone = gone
+        self._known = KnownBlocks()
         self._lock = threading.Lock()
         self._links: dict[int, FrontLink] = {}
         self._of: dict[m.RequestId, int] = {}
 
     def add(self, number: int, connection: socket.socket) -> None:
         """Add a worker's link. number: the worker's number, never used by an earlier link."""
-        link = FrontLink(connection)
+        link = FrontLink(connection, known=self._known)
         with self._lock:
             self._links[number] = link
         link.start(lambda messages: self._take(number, messages), lambda reason: self._lose(number))

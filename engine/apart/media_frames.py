@@ -21,7 +21,14 @@ from typing import Any
 
 import msgspec
 
-from tasuki.engine.messages.media import Absent, Media, MediaBlock, MediaPart, UnsealedBlock
+from tasuki.engine.messages.media import (
+    Absent,
+    KnownBlocks,
+    Media,
+    MediaBlock,
+    MediaPart,
+    UnsealedBlock,
+)
 from tasuki.engine.messages.types import BodyReader, built_value, packer, plain_value, reader_of
 
 BLOCKS = 1 << 16
@@ -93,7 +100,9 @@ class _Blocks:
 
 
 class ArrivedMedia:
-    def __init__(self) -> None:
+    def __init__(self, known: KnownBlocks | None = None) -> None:
+        """known: blocks of all sockets of this process; None: of this one alone."""
+        self._known = KnownBlocks() if known is None else known
         self._groups: deque[tuple[list[int], bool]] = deque()
         """Descriptors of one frame each, and if the system left some out."""
         self._blocks: list[MediaBlock] | Absent = []
@@ -106,9 +115,7 @@ class ArrivedMedia:
     def receive(self, connection: socket.socket, count: int) -> bytes:
         """Return up to `count` received bytes; keep their descriptors. Raises the socket's
         errors."""
-        data, control, flags, _ = connection.recvmsg(
-            count, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC
-        )
+        data, control, flags, _ = connection.recvmsg(count, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
         if control or flags & socket.MSG_CTRUNC:
             handles = array("i")
             for level, kind, content in control:
@@ -124,7 +131,10 @@ class ArrivedMedia:
         if not self._groups:
             raise StrayDescriptors("a frame declares media, and no descriptor came with it")
         handles, cut = self._groups.popleft()
-        self._blocks = _received(handles, sizes, cut=cut)
+        found = _received(handles, sizes, cut=cut)
+        self._blocks = (
+            found if isinstance(found, Absent) else [self._known.kept(block) for block in found]
+        )
 
     def end(self) -> None:
         """Forget the blocks of the frame; the media of its messages keep them."""

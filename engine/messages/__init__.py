@@ -14,7 +14,7 @@ from .cache import *
 from .drain_targets import *
 from .fetch import *
 from .handover import *
-from .media import Media, MediaBlock
+from .media import *
 from .pull import *
 from .reports import *
 from .requests import *

@@ -15,6 +15,7 @@ serves text, and refuses pictures at its doors: see can_seal(). Immutable values
 
 import fcntl
 import os
+import secrets
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class MediaGone(RuntimeError):
 class MediaBlock:
     """A sealed memfd with the media of a request. Closed with its last reference."""
 
+    __slots__ = ("__weakref__", "handle", "size")
+
     def __init__(self, handle: int, size: int) -> None:
         """handle: a descriptor, owned from now on. size: of its content in bytes."""
         self.handle = handle
@@ -47,7 +50,7 @@ class MediaBlock:
     def of(contents: Sequence[bytes]) -> "MediaBlock":
         """Return a block of these bytes, one after the other. Raises OSError."""
         block = MediaBlock(
-            os.memfd_create("tasuki-media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING),
+            os.memfd_create(_name(), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING),
             sum(map(len, contents)),
         )
         for content in contents:
@@ -72,6 +75,14 @@ class MediaBlock:
             raise UnsealedBlock(f"a block of media has {held} bytes, {size} were declared")
         return block
 
+    @property
+    def name(self) -> str | None:
+        """Return a name that no other block of this node has; None if the system has no /proc."""
+        try:
+            return os.readlink(f"/proc/self/fd/{self.handle}")
+        except OSError:
+            return None
+
     def read(self, offset: int, length: int) -> bytes:
         """Return a copy of a part. Raises OSError."""
         parts = []
@@ -82,6 +93,27 @@ class MediaBlock:
             parts.append(part)
             offset, length = offset + len(part), length - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _name() -> str:
+    # Equal names of two blocks would mix up pictures.
+    return f"tasuki-media-{secrets.token_hex(16)}"
+
+
+class KnownBlocks:
+    """The blocks that came to this process and are still in use, by name. A block that comes again,
+    as with each turn of a conversation, keeps one descriptor. Any thread."""
+
+    def __init__(self) -> None:
+        self._blocks: weakref.WeakValueDictionary[str, MediaBlock] = weakref.WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def kept(self, block: MediaBlock) -> MediaBlock:
+        """Return the block in use with the same name, else this one."""
+        name = block.name
+        return block if name is None else self._blocks.setdefault(name, block)
 
 
 def can_seal() -> bool:
@@ -124,7 +156,7 @@ class Media:
     @staticmethod
     def part(block: MediaBlock, offset: int, length: int) -> "Media":
         """Return media of a block. Raises UnsealedBlock for a part beyond the block."""
-        if not (0 <= offset and 0 <= length and offset + length <= block.size):
+        if not (offset >= 0 and length >= 0 and offset + length <= block.size):
             raise UnsealedBlock(
                 f"media at [{offset}, {offset + length}) lie outside a block of {block.size} bytes"
             )

@@ -156,8 +156,8 @@ class FileCoding(StrEnum):
 class PictureFile(Message):
     """An encoded picture, decoded only if its rows must be computed.
 
-    data: the file, in the form of `coding`, shared by reference. height, width: upright, by its header. place: of the
-    picture in its request, for errors.
+    data: the file, in the form of `coding`, shared by reference. height, width: upright, by its
+    header. place: of the picture in its request, for errors.
     """
 
     data: Media

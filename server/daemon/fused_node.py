@@ -9,7 +9,7 @@ from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.assembly.parts import BuildParts, asked_model
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
-from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.pictures.node_pictures import NodePictures, pictures_apart
 from tasuki.server.workers.links import NodeSockets, node_sockets
 from tasuki.server.workers.pool import NodeWorkers
 from tasuki.transfer.control.link_status import HandoverStatus
@@ -79,7 +79,13 @@ async def serve_apart(
         sizes = await engine.stands()
         codec = with_trials(codec, sizes.trials)
         front = ClientFront(
-            engine_config, server_config, model, codec, sizes.max_request_tokens, sizes.max_batch
+            engine_config,
+            server_config,
+            model,
+            codec,
+            sizes.max_request_tokens,
+            sizes.max_batch,
+            pictures=pictures_apart(engine_config.model) if sizes.sees_pictures else None,
         )
         workers = front.workers(engine, sockets)
         node = _front(engine, engine_config, server_config, front, name, workers)

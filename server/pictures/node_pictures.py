@@ -4,12 +4,14 @@ NodePictures makes the engine's pictures of the clients'. No pixel is decoded he
 a file only if its rows are missing. Owns the cache of PictureSizes. Any thread.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from tasuki.engine.messages import FileCoding, Media, PictureFile, PromptPicture
-from tasuki.engine.messages.media import plain
-from tasuki.model.vision.config import PictureTokens
+from tasuki.engine.messages.media import can_seal, plain, sealed
+from tasuki.model.vision.config import PictureTokens, VisionConfig
 from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import PictureRun
 from tasuki.pycache.keys import PictureSource
@@ -20,6 +22,8 @@ from .expansion import expanded
 from .part_reader import PictureReader
 from .picture_sizes import MeasuredPicture, PictureSizes
 from .sent_picture import PictureLimits, SentPicture
+
+log = logging.getLogger(__name__)
 
 _KIND = "image"
 _ORIENTATION = "exif"
@@ -43,6 +47,14 @@ class NodePictures:
         self._limits = PictureLimits() if limits is None else limits
         self._sizes = PictureSizes(rules, self._limits)
         self._media = media
+
+    @staticmethod
+    def of_folder(folder: Path | str, media: MakeMedia = plain) -> "NodePictures":
+        """Return the pictures of a checkpoint's folder. media: as in NodePictures(). REQUIRES: it
+        has a vision tower. Raises ModelConfigError."""
+        config = VisionConfig.load(folder)
+        assert config is not None, "the engine has loaded its tower"
+        return NodePictures(config.tokens, PixelRules.load(folder, config), media=media)
 
     def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader:
         """Return the reader of one request's pictures. before: those of its stored part."""
@@ -87,6 +99,15 @@ class NodePictures:
             place=sent.place,
         )
         return PromptPicture(run.start, run.rows, run.columns, source.digest, file=file)
+
+
+def pictures_apart(folder: Path | str) -> NodePictures | None:
+    """Return the pictures of a node whose engine has a vision tower in another process. Return None
+    if this system seals no memory to share: the node refuses pictures."""
+    if can_seal():
+        return NodePictures.of_folder(folder, sealed)
+    log.warning("this system has no sealed memfd_create: the node refuses pictures, serves text")
+    return None
 
 
 def encoded(sent: SentPicture) -> bytes:

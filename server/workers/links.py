@@ -28,6 +28,8 @@ from typing import Any
 from tasuki.engine.apart.frame_protocol import FrameProtocol
 from tasuki.engine.apart.frames import FrameReader, TakeMessages, framed, submit_frame
 from tasuki.engine.apart.front_links import NUMBER_BYTES
+from tasuki.engine.apart.media_frames import ArrivedMedia, media_frame
+from tasuki.engine.messages.media import MediaBlock
 from tasuki.engine.messages.types import reader_of
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import ServerError
@@ -83,8 +85,23 @@ def worker_frame(messages: Sequence[Any]) -> bytearray:
     return framed([(_NUMBER_OF[type(message)], message) for message in messages])
 
 
+def response_frame(
+    message: w.KeepResponse | w.ResponseFound,
+) -> tuple[bytearray, tuple[MediaBlock, ...]]:
+    """Encode a message with a stored response as one frame, and return the blocks of its media.
+    Raises as worker_frame(); also OSError and MediaGone."""
+    made = media_frame([(_NUMBER_OF[type(message)], message)])
+    return framed(made.bodies), made.blocks
+
+
 def worker_frames() -> FrameReader:
+    """Return a reader of frames without media."""
     return FrameReader(_READ)
+
+
+def frames_with(media: ArrivedMedia) -> FrameReader:
+    """Return a reader of frames whose media come as `media`."""
+    return FrameReader(media.readers(KINDS), media)
 
 
 _GONE = "this front has lost its node's registry; ask again"
@@ -98,7 +115,8 @@ class RegistryLink(FrameProtocol):
     def __init__(self, take: TakeMessage, on_end: Notice) -> None:
         """Set up the link. take: called with each message other than a reply. on_end: called when
         the registry is gone."""
-        super().__init__("the registry", worker_frames())
+        media = ArrivedMedia()
+        super().__init__("the registry", frames_with(media), media)
         self._take_unasked = take
         self._on_gone = on_end
         self._numbers = itertools.count(1)
@@ -126,6 +144,10 @@ class RegistryLink(FrameProtocol):
     def notify(self, note: w.FromWorker) -> None:
         """Send a message without waiting. If it has a reply, no caller waits for it."""
         self.write(worker_frame([note]))
+
+    def keep(self, note: w.KeepResponse) -> None:
+        """Send a stored response, with the media of its pictures. Raises as response_frame()."""
+        self.write(*response_frame(note))
 
     def ask(self, ask: w.Ask, at_once: TakeMessage | None = None) -> "asyncio.Future[Any]":
         """Send the ask now and return the future of its reply. Cancel the future to give the ask

@@ -18,6 +18,7 @@ from typing import Any
 
 from tasuki.engine.apart.frame_protocol import FrameProtocol
 from tasuki.engine.apart.front_links import WorkerGone
+from tasuki.engine.apart.media_frames import ArrivedMedia
 from tasuki.server.bind import PortClaim
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
@@ -25,7 +26,7 @@ from tasuki.utils.child_process import start_child
 from tasuki.utils.program import PACKAGE
 
 from . import messages as w
-from .links import NodeSockets, worker_frame, worker_frames
+from .links import NodeSockets, frames_with, response_frame, worker_frame
 from .registry import Header, Registry, WorkerSeat
 from .worker import WorkerJob, run_worker
 
@@ -174,7 +175,8 @@ class WorkerLink(FrameProtocol):
     """The registry's end of the socket to a front worker."""
 
     def __init__(self, worker: "_WorkerProcess") -> None:
-        super().__init__("a front worker", worker_frames())
+        media = ArrivedMedia(worker.known)
+        super().__init__("a front worker", frames_with(media), media)
         self._worker = worker
 
     def taken(self, messages: Sequence[Any]) -> None:
@@ -185,7 +187,11 @@ class WorkerLink(FrameProtocol):
         self._worker.link_ended()
 
     def send(self, messages: Sequence[Any]) -> None:
-        self.write(worker_frame(messages))
+        match messages:
+            case [w.ResponseFound() as found]:
+                self.write(*response_frame(found))
+            case _:
+                self.write(worker_frame(messages))
 
 
 class _WorkerProcess:
@@ -193,6 +199,7 @@ class _WorkerProcess:
         self.number = number
         self.calls_over = asyncio.Event()
         self._registry = registry
+        self.known = registry.media
         self._seat: WorkerSeat = registry.seat(number, self.send)
         self._stands: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = asyncio.Event()
