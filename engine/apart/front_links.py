@@ -177,10 +177,15 @@ class FrontLink:
                 if not data:
                     return "the front is gone"
                 try:
-                    for messages in reader.take(data):
-                        self._receive(messages)
+                    self._take(reader, data)
                 except BrokenFrame as error:
                     return f"the front sent what is no frame: {error}"
+
+    def _take(self, reader: FrameReader, data: bytes) -> None:
+        """Pass on the complete frames. Nothing here keeps their media afterwards. Raises
+        BrokenFrame."""
+        for messages in reader.take(data):
+            self._receive(messages)
 
 
 NUMBER_BYTES = 4

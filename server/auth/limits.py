@@ -11,7 +11,8 @@ therefore leave a debt, and later requests wait for it. A refused request takes 
 allowance.
 
 HeldBytes owns the counts. One event loop's thread. Invariants: the bytes of all holds never exceed
-the bound. One of several keys has at most half of the bound, so no key can take all the memory. A
+the bound. One of several keys has at most its share, a half of the memory of requests and a quarter
+of that of their pictures, so no key can take all of it. A
 hold releases all of its bytes when it ends. A refusal changes no count. After a large hold the
 process returns its free memory to the system.
 
@@ -32,6 +33,7 @@ from tasuki.engine.messages import PromptPicture, Submit
 from tasuki.server.errors import (
     Busy,
     InvalidRequest,
+    MediaLimit,
     PromptTooLong,
     RateLimited,
     RequestLimit,
@@ -197,11 +199,13 @@ class RateLimits:
 
 @dataclass(frozen=True)
 class CallerLimits:
-    """All limits by caller: rates a minute, and concurrent requests and watches."""
+    """All limits by caller: rates a minute, concurrent requests and watches, and bytes of
+    pictures."""
 
     rates: RateLimits
     requests: ConcurrencyCaps
     watchers: ConcurrencyCaps
+    pictures: "HeldBytes"
 
     @staticmethod
     def none() -> "CallerLimits":
@@ -210,6 +214,7 @@ class CallerLimits:
             RateLimits(0, 0, lambda: 0.0),
             ConcurrencyCaps(RequestLimit, "requests in flight", 0),
             ConcurrencyCaps(WatcherLimit, "watches", 0),
+            HeldBytes(sys.maxsize, terms=PICTURES),
         )
 
 
@@ -222,11 +227,28 @@ _LARGE = _MIB
 """Size in bytes of a large hold. After a larger hold, free memory is returned to the system."""
 
 
+@dataclass(frozen=True)
+class HoldTerms:
+    """Terms of a bound of bytes. what: holders of the bytes, in messages. refusal: class of the
+    error while other holds leave too little. shares: parts of the bound, of which one of several
+    keys may hold one."""
+
+    what: str = "requests"
+    refusal: type[ServerError] = Busy
+    shares: int = 2
+
+
+PICTURES = HoldTerms("pictures of requests", MediaLimit, 4)
+
+
 class HeldBytes:
-    def __init__(self, most: int = _MOST, memory: FreeMemory | None = None) -> None:
+    def __init__(
+        self, most: int = _MOST, memory: FreeMemory | None = None, terms: HoldTerms | None = None
+    ) -> None:
         """Set up the counts. most: bound of the bytes of all holds together. memory: gives free
-        memory back; default: the free memory of this process."""
+        memory back; default: the free memory of this process. terms: of all holds."""
         self._most = most
+        self._terms = HoldTerms() if terms is None else terms
         self._memory = memory or FreeMemory()
         self._held: Counter[str] = Counter()
         self._total = 0
@@ -263,22 +285,24 @@ class HeldBytes:
 
         more: number of bytes in addition to all holds. already: bytes of the growing hold itself,
         included in all holds. Raises InvalidRequest if the hold alone exceeds the caller's bound,
-        because waiting would not help. Raises Busy if other holds leave too little.
+        because waiting would not help. Raises Busy, or the terms' refusal, if other holds leave too
+        little.
         """
-        of_caller = self._most // 2 if caller.is_one_of_many else self._most
+        what, refusal = self._terms.what, self._terms.refusal
+        of_caller = self._most // self._terms.shares if caller.is_one_of_many else self._most
         if already + more > of_caller:
             raise InvalidRequest(
                 f"the request would hold {_mib(already + more)} of memory, and one may hold "
                 f"{_mib(of_caller)}: send less, or ask for less"
             )
         if self._held[caller.name] + more > of_caller:
-            raise Busy(
-                f"requests of {caller.name} hold {_mib(self._held[caller.name])} of the "
+            raise refusal(
+                f"{what} of {caller.name} hold {_mib(self._held[caller.name])} of the "
                 f"{_mib(of_caller)} that one key may: ask again when some have ended"
             )
         if self._total + more > self._most:
-            raise Busy(
-                f"requests hold {_mib(self._total)} of the {_mib(self._most)} that this node "
+            raise refusal(
+                f"{what} hold {_mib(self._total)} of the {_mib(self._most)} that this node "
                 "allows: ask again in a moment, or another node"
             )
 
