@@ -101,6 +101,8 @@ class FrameProtocol(asyncio.Protocol):
         for twin in (self._writer, self._input):
             if twin is not None:
                 twin.close()
+        # They refer to this object.
+        self._writer = self._input = None
         if self._media is not None:
             self._media.close()
         self.ended(self._broken or exc)
@@ -170,7 +172,7 @@ class MediaWriter:
             if error.errno == errno.ETOOMANYREFS:
                 self._later = self._loop.call_later(_FULL_SECONDS, self.flush)
                 return False
-            log.error("a frame with pictures cannot be sent: %s", error)
+            log.error("a frame with pictures cannot be sent: %s", error.strerror)
             self._transport.abort()
             return False
         if count < len(data):
@@ -208,7 +210,7 @@ class MediaInput:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            log.error("a link has ended: %s", error)
+            log.error("a link has ended: %s", error.strerror)
             data = b""
         if data:
             self._received(data)
