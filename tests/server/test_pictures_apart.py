@@ -1,9 +1,13 @@
 """Tests of pictures with the engine in a process of its own, and with front workers, over HTTP."""
 
+import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import pytest
 from tasuki.client.prompt import Prompt, SamplingOptions
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import Reply, ask
-from tests.harness.picture_answers import CASES, FOLDER, cached, chat, messages_of, part_of, url_of
+from tests.harness.picture_answers import CASES, CHAT, FOLDER, cached, chat, messages_of, url_of
 from tests.harness.picture_files import data_url, picture_file, png_of
 from tests.harness.picture_goldens import needs_goldens
 from tests.harness.running_nodes import HTTP, running
@@ -24,6 +28,7 @@ NODES = {
     "apart": ("--engine-process", "process"),
     "workers": ("--front-workers", "2"),
 }
+JSON = "application/json"
 TURNS = ("middle", "turn2", "turn3")
 """A chat of three turns with two pictures."""
 
@@ -40,27 +45,26 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
 
 def children(pid: int) -> list[int]:
     """Return the process and all below it."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    direct = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    return [pid, *(below for child in direct for below in children(child))]
+    with suppress(FileNotFoundError):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        direct = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        return [pid, *(below for child in direct for below in children(child))]
+    return []
 
 
 def media_of(node: Node) -> list[str]:
     """Return the open blocks of media in all processes of the node."""
     found = []
     for pid in children(node.pid):
-        for handle in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                target = os.readlink(handle)
-            except FileNotFoundError:
-                continue
-            if "tasuki-media" in target:
-                found.append(target)
-    return found
+        with suppress(FileNotFoundError):
+            for handle in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):
+                    found.append(os.readlink(handle))
+    return [target for target in found if "tasuki-media" in target]
 
 
 def assert_no_media(node: Node) -> None:
-    until(lambda: not media_of(node), "blocks of pictures stay open")
+    until(lambda: not media_of(node), "blocks of pictures stay open", 30.0)
 
 
 @pytest.mark.parametrize("name", ["middle", "two", "same", "odd", "big"])
@@ -158,3 +162,102 @@ def test_refusals_keep_no_media(node: Node, name: str) -> None:
     assert reply.refusal == refusal, reply.body
     assert "messages[0].content[0]" in reply.error["message"]
     assert_no_media(node)
+
+
+def slow_question(salt: str) -> dict[str, Any]:
+    """Return the body of a chat about a large picture that nobody has seen, with a long answer."""
+    picture = {"type": "image_url", "image_url": {"url": data_url(picture_file(700, 500))}}
+    words = {"type": "text", "text": salt * 40}
+    return {
+        "messages": [{"role": "user", "content": [words, picture]}],
+        "max_tokens": 4000,
+        "ignore_eos": True,
+        "cache_salt": salt,
+        "stream": True,
+    }
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1, 0.4])
+def test_clients_that_leave_keep_no_media(node: Node, seconds: float) -> None:
+    """They leave while the picture is read, decoded or encoded, or while the answer is written."""
+    for turn in range(3):
+        host, port = node.http_address.split(":")
+        connection = HTTPConnection(host, int(port), timeout=30)
+        connection.request(
+            "POST", CHAT, json.dumps(slow_question(f"{seconds}-{turn}")), {"content-type": JSON}
+        )
+        time.sleep(seconds)
+        connection.sock.close()
+        connection.close()
+    assert_no_media(node)
+    assert chat(node, messages_of(CASES["middle"]), 20).status == 200
+
+
+def asked_aside(node: Node, salt: str) -> "tuple[threading.Thread, list[Reply]]":
+    """Ask a slow question on another thread. Return the thread and the list of its reply."""
+    replies: list[Reply] = []
+    body = {**slow_question(salt), "stream": False}
+
+    def run() -> None:
+        replies.append(ask(node.http_address, "POST", CHAT, body))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    until(lambda: bool(media_of(node)), "the picture did not come in")
+    return thread, replies
+
+
+def process_of(node: Node, module: str) -> list[int]:
+    """Return the processes of the node that run a module."""
+    return [
+        pid
+        for pid in children(node.pid)
+        if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    ]
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_killed_engine_ends_requests_with_pictures(name: str) -> None:
+    node = launched(name).wait_ready()
+    try:
+        thread, replies = asked_aside(node, "killed")
+        (engine,) = process_of(node, "engine_main")
+        os.kill(engine, signal.SIGKILL)
+        thread.join(60)
+        assert not thread.is_alive()
+        assert replies[0].status == 500 and "SIGKILL" in replies[0].error["message"]
+        until(lambda: node.exit_status is not None, "the node outlives its engine")
+    finally:
+        node.kill()
+
+
+def test_a_killed_worker_frees_its_pictures() -> None:
+    with running(launched("workers")) as node:
+        thread, _ = asked_aside(node, "worker")
+        for worker in process_of(node, "worker_main"):
+            os.kill(worker, signal.SIGKILL)
+        assert_no_media(node)
+        until(lambda: len(process_of(node, "worker_main")) == 2, "no worker was started again")
+        until(lambda: answers(node), "the new workers do not answer")
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def answers(node: Node) -> bool:
+    try:
+        reply = chat(node, messages_of(CASES["middle"]), 20)
+    except OSError:
+        return False
+    golden: list[int] = CASES["middle"]["greedy"]
+    return reply.status == 200 and reply.json["choices"][0]["token_ids"] == golden
+
+
+def test_pictures_beyond_the_budget_are_refused() -> None:
+    with running(launched("workers", "--picture-media-mib", "1")) as node:
+        thread, _ = asked_aside(node, "budget")
+        url = data_url(picture_file(3000, 2200, format="PNG", compress_level=0))
+        part = {"type": "image_url", "image_url": {"url": url}}
+        reply = chat(node, [{"role": "user", "content": [part]}])
+        assert reply.refusal == (400, "invalid")
+        thread.join(60)
+        assert not thread.is_alive()
