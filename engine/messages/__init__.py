@@ -15,6 +15,7 @@ from .drain_targets import *
 from .fetch import *
 from .handover import *
 from .media import *
+from .picture_reports import *
 from .pull import *
 from .reports import *
 from .requests import *

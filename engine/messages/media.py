@@ -23,6 +23,8 @@ from itertools import accumulate
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 """Seals of every block. A receiver checks them."""
+BLOCK_CHARGE = 128 << 10
+"""Smallest charge of media in a block, in bytes."""
 _WRITE_BYTES = 1 << 30
 """Bytes of one write. The kernel takes no more than 2 GiB."""
 
@@ -189,6 +191,25 @@ class Media:
     def absence(self) -> str | None:
         """Return why the bytes are not in this process; None if they are."""
         return self.held.reason if isinstance(self.held, Absent) else None
+
+    @property
+    def charge(self) -> int:
+        """Return the bytes to count for media kept after their request. A block counts as more, so
+        that a budget of bytes bounds its descriptors too."""
+        if isinstance(self.held, MediaPart):
+            return max(self._length, BLOCK_CHARGE)
+        return self._length
+
+    def ending(self, count: int) -> bytes:
+        """Return the last bytes; none of media in another process."""
+        match self.held:
+            case MediaPart(block, offset):
+                count = min(count, self._length)
+                return block.read(offset + self._length - count, count)
+            case Absent():
+                return b""
+            case content:
+                return content[-count:]
 
     def content(self) -> bytes:
         """Return the bytes: a copy of those in a block. Raises MediaGone, OSError."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tasuki.dashboard.observed import PictureFiles
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.trials.client import GrammarTrials
@@ -124,6 +125,15 @@ class ClientFront:
         """Return the token counts of rendered conversations, by source."""
         return self._codec.chat_tokens()
 
+    def picture_files(self) -> PictureFiles:
+        """Return the counts of pictures: refused ones, and the bytes of kept files by holder."""
+        pictures = self._served.pictures
+        if pictures is None or not pictures.sees:
+            return PictureFiles()
+        sessions = sum(store.picture_bytes for store in self._sessions.values())
+        held = {"sessions": sessions, "responses": self._responses.picture_bytes}
+        return PictureFiles(pictures.refused, held)
+
     def services(self, client: EngineClient) -> tuple[Service, ...]:
         store = self._store(client)
         ours = grpc_services(
@@ -150,7 +160,7 @@ class ClientFront:
             self._model.max_position,
             self._max_request_tokens,
             self._codec.grammars.address,
-            self._served.pictures is not None,
+            self._served.sees,
         )
         pool = WorkerPool(job, self._config.front_workers)
         return NodeWorkers(sockets, pool, self._registry, engine.on_worker_gone)

@@ -1,6 +1,7 @@
 """The life of a node with both prefill and decode: startup, main loop, drain."""
 
 import asyncio
+import logging
 import socket
 from functools import partial
 
@@ -26,6 +27,8 @@ from .running_engine import NearEngine, RunningEngine
 from .shutdown import StopRequest
 from .startup import announce_ready, spare_collections
 
+log = logging.getLogger(__name__)
+
 
 def run(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
@@ -43,6 +46,8 @@ async def serve(
     """Run the node's startup, main loop and drain, with the engine on a thread. build: loads the
     model. name: the node's name, shown on pages."""
     side = FusedSide(engine_config, build)
+    if side.pictures is not None:
+        server_config = _seeing(server_config)
     codec = node_codec(engine_config, server_config, side.model, side.grammars)
     engine = side.engine
     front = ClientFront(
@@ -78,6 +83,9 @@ async def serve_apart(
         codec = node_codec(engine_config, server_config, model)
         sizes = await engine.stands()
         codec = with_trials(codec, sizes.trials)
+        pictures = pictures_apart(engine_config.model) if sizes.sees_pictures else None
+        if pictures is not None:
+            server_config = _seeing(server_config)
         front = ClientFront(
             engine_config,
             server_config,
@@ -85,11 +93,18 @@ async def serve_apart(
             codec,
             sizes.max_request_tokens,
             sizes.max_batch,
-            pictures=pictures_apart(engine_config.model) if sizes.sees_pictures else None,
+            pictures=pictures,
         )
         workers = front.workers(engine, sockets)
         node = _front(engine, engine_config, server_config, front, name, workers)
         await live_apart(engine, node, server_config)
+
+
+def _seeing(config: ServerConfig) -> ServerConfig:
+    """Return the settings of a node that sees pictures, and log their bound."""
+    seeing = config.seeing()
+    log.info("this node sees pictures: messages of up to %d MiB", seeing.max_message_mib)
+    return seeing
 
 
 def run_engine(

@@ -5,9 +5,11 @@ a file only if its rows are missing. Owns the cache of PictureSizes. Any thread.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from tasuki.engine.messages import FileCoding, Media, PictureFile, PromptPicture
 from tasuki.engine.messages.media import can_seal, plain, sealed
@@ -15,7 +17,7 @@ from tasuki.model.vision.config import PictureTokens, VisionConfig
 from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import PictureRun
 from tasuki.pycache.keys import PictureSource
-from tasuki.server.errors import MediaLimit
+from tasuki.server.errors import MediaLimit, ServerError
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 
 from .expansion import expanded
@@ -32,7 +34,25 @@ MakeMedia = Callable[[Sequence[bytes]], list[Media]]
 """A function to hold encoded bytes of one request's pictures. Raises OSError without memory."""
 
 
+class Pictures(Protocol):
+    """The pictures of a node's requests. sees: False if each one is refused. refused: number of
+    pictures refused so far by their content."""
+
+    @property
+    def sees(self) -> bool: ...
+    @property
+    def refused(self) -> int: ...
+    def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader: ...
+    def placed(
+        self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes, most: int
+    ) -> RenderedPrompt: ...
+
+
 class NodePictures:
+    """The Pictures of a node with a vision tower."""
+
+    sees = True
+
     def __init__(
         self,
         tokens: PictureTokens,
@@ -45,6 +65,8 @@ class NodePictures:
         for an engine in a process of its own."""
         self._tokens = tokens
         self._limits = PictureLimits() if limits is None else limits
+        self._lock = threading.Lock()
+        self.refused = 0
         self._sizes = PictureSizes(rules, self._limits)
         self._media = media
 
@@ -69,7 +91,12 @@ class NodePictures:
         MediaLimit without memory."""
         if not sent:
             return rendered
-        measured = self._sizes.measured(salt, sent)
+        try:
+            measured = self._sizes.measured(salt, sent)
+        except ServerError:
+            with self._lock:
+                self.refused += 1
+            raise
         found = expanded(rendered, measured, self._tokens, most)
         media = self._held(sent)
         placed = zip(measured, found.layout.runs, media, strict=True)

@@ -21,7 +21,7 @@ class TurnPictures:
     def size(self) -> int:
         """Return the memory of the pictures in bytes, a few objects not counted. Media of this
         process are the same bytes as sent."""
-        shared = sum(len(one.data) for one in self._files if isinstance(one.data.held, MediaPart))
+        shared = sum(one.data.charge for one in self._files if isinstance(one.data.held, MediaPart))
         return sum(picture.size for picture in self.sent) + shared
 
     @property

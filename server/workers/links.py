@@ -85,13 +85,25 @@ def worker_frame(messages: Sequence[Any]) -> bytearray:
     return framed([(_NUMBER_OF[type(message)], message) for message in messages])
 
 
-def response_frame(
-    message: w.KeepResponse | w.ResponseFound,
-) -> tuple[bytearray, tuple[MediaBlock, ...]]:
-    """Encode a message with a stored response as one frame, and return the blocks of its media.
-    Raises as worker_frame(); also OSError and MediaGone."""
+def message_frame(message: Any) -> tuple[bytearray, tuple[MediaBlock, ...]]:
+    """Encode a message as one frame, and return the blocks of its media: those of stored responses
+    and of sessions. Raises as worker_frame(); also OSError and MediaGone."""
+    if not _has_media(message):
+        return worker_frame([message]), ()
     made = media_frame([(_NUMBER_OF[type(message)], message)])
     return framed(made.bodies), made.blocks
+
+
+def _has_media(message: Any) -> bool:
+    match message:
+        case w.KeepResponse(response=response) | w.ResponseFound(response=response):
+            # Unset in a response of text.
+            found = None if response is None else response.turn.pictures
+            return bool(found) and found is not None and bool(found.placed)
+        case w.AppendToLog(added=log) | w.TurnBegun(prompt=log):
+            return bool(log.pictures)
+        case _:
+            return False
 
 
 def worker_frames() -> FrameReader:
@@ -142,26 +154,23 @@ class RegistryLink(FrameProtocol):
         return len(self._waiting)
 
     def notify(self, note: w.FromWorker) -> None:
-        """Send a message without waiting. If it has a reply, no caller waits for it."""
-        self.write(worker_frame([note]))
-
-    def keep(self, note: w.KeepResponse) -> None:
-        """Send a stored response, with the media of its pictures. Raises as response_frame()."""
-        self.write(*response_frame(note))
+        """Send a message without waiting. If it has a reply, no caller waits for it. Raises the
+        errors of message_frame()."""
+        self.write(*message_frame(note))
 
     def ask(self, ask: w.Ask, at_once: TakeMessage | None = None) -> "asyncio.Future[Any]":
         """Send the ask now and return the future of its reply. Cancel the future to give the ask
         up. at_once: called with the reply before any later message is handled, unless the ask was
         given up.
 
-        Raises the errors of worker_frame(); then nothing was asked. The future raises the refusal's
-        error, the error of `at_once`, and ServerError if the registry is gone.
+        Raises the errors of message_frame(); then nothing was asked. The future raises the
+        refusal's error, the error of `at_once`, and ServerError if the registry is gone.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._closed.is_set():
             future.set_exception(ServerError(_GONE))
             return future
-        self.write(worker_frame([ask]))
+        self.write(*message_frame(ask))
         self._waiting[ask.call] = future, at_once
         future.add_done_callback(lambda _: self._waiting.pop(ask.call, None))
         return future

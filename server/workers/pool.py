@@ -26,7 +26,7 @@ from tasuki.utils.child_process import start_child
 from tasuki.utils.program import PACKAGE
 
 from . import messages as w
-from .links import NodeSockets, frames_with, response_frame, worker_frame
+from .links import NodeSockets, frames_with, message_frame, worker_frame
 from .registry import Header, Registry, WorkerSeat
 from .worker import WorkerJob, run_worker
 
@@ -188,8 +188,8 @@ class WorkerLink(FrameProtocol):
 
     def send(self, messages: Sequence[Any]) -> None:
         match messages:
-            case [w.ResponseFound() as found]:
-                self.write(*response_frame(found))
+            case [message]:
+                self.write(*message_frame(message))
             case _:
                 self.write(worker_frame(messages))
 

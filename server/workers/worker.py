@@ -288,7 +288,8 @@ class Worker:
         held = HeldBytes.for_messages(size)
         pictures = pictures_apart(job.folder) if job.sees_pictures else None
         inference = InferenceService(client, codec, access.keys, held, pictures)
-        turns = TurnService(client, codec, AskedSessions(self._registry), access.keys, held)
+        sessions = AskedSessions(self._registry)
+        turns = TurnService(client, codec, sessions, access.keys, held, pictures)
         forwarded = (_ADMIN, _GATEWAY) if config.gateway else (_ADMIN,)
         services = [
             Service(

@@ -326,7 +326,7 @@ class AskedResponses:
         kept: Any = turn.pictures.emptied() if turn.pictures.sent else msgspec.UNSET
         note = w.KeepResponse(context, replace(response, turn=replace(turn, pictures=kept)))
         try:
-            self._link.keep(note)
+            self._link.notify(note)
         except OSError as error:
             log.warning("a response is not stored, because its pictures cannot be: %s", error)
 
