@@ -34,7 +34,10 @@ class TurnPictures:
         return replace(self, sent=tuple(_with_data(one, b"") for one in self.sent))
 
     def filled(self) -> "TurnPictures":
-        """Undo emptied(): read the bytes from the media. Raises MediaGone, OSError."""
+        """Return the pictures with their bytes, read from the media after emptied(). Raises
+        MediaGone, OSError."""
+        if all(picture.size for picture in self.sent):
+            return self
         pairs = zip(self.sent, self._files, strict=True)
         return replace(self, sent=tuple(_with_data(one, f.data.content()) for one, f in pairs))
 

@@ -122,6 +122,8 @@ def test_stored_turns_keep_their_pictures_as_long_as_their_tokens(node: Node) ->
         ended = len(case["prompt"]) + len(case["greedy"]) - 1
         ids.append(reply.json["id"])
         fields = {"previous_response_id": ids[-1]}
+    listed = ask(node.http_address, "GET", f"/v1/responses/{ids[0]}/input_items")
+    assert listed.status == 200 and url_of("a.png") in listed.body.decode(), listed.body[:300]
     kept = media_of(node)
     # Two turns brought one picture each. A stored one keeps one descriptor a process at most.
     assert len({*kept}) == 2
@@ -165,12 +167,13 @@ def test_refusals_keep_no_media(node: Node, name: str) -> None:
 
 
 def slow_question(salt: str) -> dict[str, Any]:
-    """Return the body of a chat about a large picture that nobody has seen, with a long answer."""
-    picture = {"type": "image_url", "image_url": {"url": data_url(picture_file(700, 500))}}
+    """Return the body of a chat about a picture of 0.9 MiB in base64, with a long answer."""
+    file = picture_file(560, 420, compress_level=0)
+    picture = {"type": "image_url", "image_url": {"url": data_url(file)}}
     words = {"type": "text", "text": salt * 40}
     return {
         "messages": [{"role": "user", "content": [words, picture]}],
-        "max_tokens": 4000,
+        "max_tokens": 300,
         "ignore_eos": True,
         "cache_salt": salt,
         "stream": True,
@@ -226,9 +229,9 @@ def test_a_killed_engine_ends_requests_with_pictures(name: str) -> None:
         thread.join(60)
         assert not thread.is_alive()
         assert replies[0].status == 500 and "SIGKILL" in replies[0].error["message"]
-        until(lambda: node.exit_status is not None, "the node outlives its engine")
     finally:
-        node.kill()
+        # The node ends with its engine.
+        assert node.stop() == 1
 
 
 def test_a_killed_worker_frees_its_pictures() -> None:
@@ -254,10 +257,15 @@ def answers(node: Node) -> bool:
 
 def test_pictures_beyond_the_budget_are_refused() -> None:
     with running(launched("workers", "--picture-media-mib", "1")) as node:
-        thread, _ = asked_aside(node, "budget")
-        url = data_url(picture_file(3000, 2200, format="PNG", compress_level=0))
-        part = {"type": "image_url", "image_url": {"url": url}}
-        reply = chat(node, [{"role": "user", "content": [part]}])
-        assert reply.refusal == (400, "invalid")
+        thread, replies = asked_aside(node, "budget")
+        body = {**slow_question("other"), "stream": False}
+        refused = ask(node.http_address, "POST", CHAT, body)
+        assert refused.refusal == (429, "media_limit"), refused.body
         thread.join(60)
-        assert not thread.is_alive()
+        assert replies[0].status == 200
+        assert_no_media(node)
+        assert ask(node.http_address, "POST", CHAT, body).status == 200
+        part = slow_question("")["messages"][0]["content"][1]
+        body["messages"] = [{"role": "user", "content": [part, part]}]
+        refused = ask(node.http_address, "POST", CHAT, body)
+        assert refused.refusal == (400, "invalid") and "one may hold 1.0 MiB" in str(refused.body)
