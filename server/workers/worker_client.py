@@ -144,6 +144,8 @@ class WorkerClient:
             await asked
             yield [self._read(call, *each, request_context) for each in enumerate(unread)]
         finally:
+            # A refusal's traceback has this frame. A cycle would keep the request and its media.
+            del asked
             for answer in unread:
                 answer.close()
             for given, name, answer in zip(owned, call.names, unread, strict=False):
