@@ -19,6 +19,7 @@ from typing import Any
 from tasuki.engine.apart.frame_protocol import FrameProtocol
 from tasuki.engine.apart.front_links import WorkerGone
 from tasuki.engine.apart.media_frames import ArrivedMedia
+from tasuki.engine.messages.media import KnownBlocks
 from tasuki.server.bind import PortClaim
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
@@ -174,8 +175,9 @@ class WorkerPool:
 class WorkerLink(FrameProtocol):
     """The registry's end of the socket to a front worker."""
 
-    def __init__(self, worker: "_WorkerProcess") -> None:
-        media = ArrivedMedia(worker.known)
+    def __init__(self, worker: "_WorkerProcess", known: KnownBlocks | None = None) -> None:
+        """known: blocks of media of all workers; None: of this one alone."""
+        media = ArrivedMedia(known)
         super().__init__("a front worker", frames_with(media), media)
         self._worker = worker
 
@@ -199,12 +201,11 @@ class _WorkerProcess:
         self.number = number
         self.calls_over = asyncio.Event()
         self._registry = registry
-        self.known = registry.media
         self._seat: WorkerSeat = registry.seat(number, self.send)
         self._stands: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = asyncio.Event()
         self._unanswered = 0
-        self._link = WorkerLink(self)
+        self._link = WorkerLink(self, registry.media)
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, job: WorkerJob) -> None:
