@@ -122,8 +122,9 @@ def test_stored_turns_keep_their_pictures_as_long_as_their_tokens(node: Node) ->
         ended = len(case["prompt"]) + len(case["greedy"]) - 1
         ids.append(reply.json["id"])
         fields = {"previous_response_id": ids[-1]}
-    listed = ask(node.http_address, "GET", f"/v1/responses/{ids[0]}/input_items")
-    assert listed.status == 200 and url_of("a.png") in listed.body.decode(), listed.body[:300]
+    items = f"/v1/responses/{ids[0]}/input_items?include=message.input_image.image_url"
+    listed = ask(node.http_address, "GET", items)
+    assert listed.json["data"][0]["content"][1]["image_url"] == url_of("a.png")
     kept = media_of(node)
     # Two turns brought one picture each. A stored one keeps one descriptor a process at most.
     assert len({*kept}) == 2
@@ -272,3 +273,23 @@ def test_pictures_beyond_the_budget_are_refused() -> None:
         body["messages"] = [{"role": "user", "content": [part, part]}]
         refused = ask(node.http_address, "POST", CHAT, body)
         assert refused.refusal == (400, "invalid") and "one may hold 1.0 MiB" in str(refused.body)
+
+
+def test_a_session_keeps_its_pictures(node: Node) -> None:
+    """The workers' registry holds its log, and each turn may come to another worker."""
+    with node.client.open_session(b"session") as session:
+        for name in TURNS:
+            case = CASES[name]
+            content = case["messages"][-1]["content"]
+            shown = [content] if isinstance(content, str) else map(part_shown, content)
+            session.append(Prompt(messages=[{"role": "user", "parts": [*shown]}]))
+            options: SamplingOptions = {"max_new_tokens": len(case["greedy"]), "ignore_eos": True}
+            answer = session.generate(**options).result()
+            assert [*answer.token_ids] == case["greedy"]
+        assert media_of(node)
+    assert_no_media(node)
+
+
+def part_shown(part: dict[str, Any]) -> str | bytes:
+    """Return a part of a golden message in the form of the Python client."""
+    return (FOLDER / "images" / part["image"]).read_bytes() if "image" in part else part["text"]
