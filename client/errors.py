@@ -49,7 +49,7 @@ def client_error(error: grpc.RpcError) -> ClientError:
 _TRANSIENT_KINDS = frozenset(
     {
         *("draining", "unknown_session", "not_served_here", "picture_gone"),
-        *("session_limit", "request_limit", "watcher_limit", "socket_limit"),
+        *("session_limit", "request_limit", "watcher_limit", "socket_limit", "media_limit"),
     }
 )
 # A stopping node cancels calls arriving meanwhile. A call cancelled by its caller is not retried.

@@ -202,6 +202,11 @@ class Engine:
         return self._intake.max_request_tokens
 
     @property
+    def sees_pictures(self) -> bool:
+        """Return True if prompts may have pictures. Any thread."""
+        return self._intake.sees_pictures
+
+    @property
     def trials_address(self) -> str:
         """Return the address of the server trying grammars in a separate process. Any thread."""
         return self._grammars.trials.address

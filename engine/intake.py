@@ -95,12 +95,22 @@ class Intake:
             return self.misfit(keys, len(keys))
         return self.misfit(np.maximum(keys, 0), len(keys))
 
+    @property
+    def sees_pictures(self) -> bool:
+        """Return True if prompts may have pictures. Any thread."""
+        return self._limits.pictures is not None
+
     def placed(self, submit: m.Submit) -> PlacedPictures | m.RequestError | None:
         """Return the prompt's pictures, or the reason to reject it, also if this engine takes none.
         Return None for a prompt of text."""
         shape = self._limits.pictures
         if shape is None:
             return m.RequestError(m.ErrorKind.INVALID, _BLIND) if submit.pictures else None
+        absence = next(filter(None, map(_absence, submit.pictures)), None)
+        if absence is not None:
+            return m.RequestError(
+                m.ErrorKind.OVERLOADED, f"a picture did not arrive ({absence}); ask again"
+            )
         try:
             return placed_pictures(submit, shape)
         except PicturePlaceError as error:
@@ -189,3 +199,8 @@ def is_copy(message: m.PrefillReserve) -> bool:
     """Return True if the transfer brings a state: one token behind it is asked for."""
     asked = message.transfer_request
     return asked.sampling.max_new_tokens == 1 and asked.offered == len(message.prompt) - 1
+
+
+def _absence(picture: m.PromptPicture) -> str | None:
+    """Return why a picture's file is not in this process; None if it is, or needs none."""
+    return None if picture.file is None else picture.file.data.absence

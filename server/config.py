@@ -55,7 +55,7 @@ class ServerConfig:
             *("api_key", "api_keys", "share_cache", "requests_per_minute", "tokens_per_minute"),
             *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
             *("max_message_mib", "max_connections", "max_sessions", "session_idle_seconds"),
-            "session_pictures_mib",
+            *("session_pictures_mib", "picture_media_mib"),
             *("response_store_mib", "responses_per_key", "response_seconds"),
         ),
         "Model": (
@@ -131,6 +131,10 @@ class ServerConfig:
         None,
         "the largest gRPC message or HTTP body, MiB; not given: 32, and 64 on a node that sees "
         "pictures",
+    )
+    picture_media_mib: int = option(
+        4096,
+        "MiB of pictures, as sent, of requests in flight; one of several API keys has a quarter",
     )
     chat_cache_mib: int = option(
         64, "MiB for tokens of chats; a next turn then encodes only new text; 0: none"
@@ -258,6 +262,8 @@ class ServerConfig:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if not 1 <= self.message_bytes >> 20 <= 1024:
             raise ValueError(f"max_message_mib must be in [1, 1024], not {self.max_message_mib}")
+        if self.picture_media_mib < 1:
+            raise ValueError(f"picture_media_mib must be 1 or more, not {self.picture_media_mib}")
         if self.chat_cache_mib < 0:
             raise ValueError(f"chat_cache_mib must be 0 or more, not {self.chat_cache_mib}")
         if self.response_store_mib < 0:
@@ -361,7 +367,13 @@ class ServerConfig:
     def caller_limits(self) -> "CallerLimits":
         """Return new limits by caller. Their first minute begins now. A gateway's key stands for
         many callers."""
-        from tasuki.server.auth.limits import CallerLimits, ConcurrencyCaps, RateLimits
+        from tasuki.server.auth.limits import (
+            PICTURES,
+            CallerLimits,
+            ConcurrencyCaps,
+            HeldBytes,
+            RateLimits,
+        )
 
         from .errors import RequestLimit, WatcherLimit
 
@@ -374,6 +386,7 @@ class ServerConfig:
             ConcurrencyCaps(
                 WatcherLimit, "streams of events", self.watchers_per_key, self.max_watchers
             ),
+            HeldBytes(self.picture_media_mib * 2**20, terms=PICTURES),
         )
 
     @property

@@ -26,7 +26,7 @@ from tasuki.engine import messages as m
 from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import PackedEvents, PackedTree
 from tasuki.server.auth.callers import ANYBODY, Caller
-from tasuki.server.auth.limits import CallerLimits
+from tasuki.server.auth.limits import CallerLimits, media_bytes
 from tasuki.server.auth.tenants import ANONYMOUS, RequestContext, visible_end, visible_evictions
 
 from .drain import CallsInProgress, Rotation
@@ -195,6 +195,7 @@ class EngineClient:
         limits = limits or CallerLimits.none()
         self._limits = limits.rates
         self._requests = limits.requests
+        self._pictures = limits.pictures
         self.watchers = limits.watchers
         self.ended = RequestLog(time.monotonic)
         self.calls = CallsInProgress()
@@ -281,8 +282,8 @@ class EngineClient:
         """Yield the answer's tokens in order, all waiting ones together, except the tokens taken by
         the sink. The last item is one Finished, with the usage visible to its caller. scores:
         receives the prompt's scores, if requested, before any token of the answer. Raises
-        RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited, and the sink's
-        exceptions.
+        RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited, MediaLimit, and
+        the sink's exceptions.
 
         Close the iterator (contextlib.aclosing) to abort the request.
         """
@@ -336,7 +337,8 @@ class EngineClient:
                 raise DuplicateRequest(
                     f"request_id {name!r} is in flight: use another, or leave it empty"
                 )
-        with self._requests.held(caller, len(given)):
+        media = sum(media_bytes(submit.pictures) for submit in submits)
+        with self._requests.held(caller, len(given)), self._pictures.hold(caller, media):
             if len(submits) > 1:
                 # The call itself was admitted as one request.
                 self._limits.admit_request(caller, len(submits) - 1)

@@ -202,6 +202,12 @@ class RateLimited(
         self.retry_after = retry_after
 
 
+class MediaLimit(
+    ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="media_limit", retry=Retry.LATER
+):
+    """The node, or the API key, holds the most bytes of pictures in flight."""
+
+
 class Busy(ServerError, status=StatusCode.UNAVAILABLE, kind="busy", retry=Retry.LATER):
     """The node has its most unread prompts, or its requests hold the most memory allowed."""
 

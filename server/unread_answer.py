@@ -125,6 +125,8 @@ class UnreadAnswer:
     def close(self) -> None:
         """Drop all waiting and later tokens, because the reader has gone."""
         self._closed = True
+        # The traceback of an error has this object. A cycle would keep the request and its media.
+        self._end = None
         self._clear()
 
     async def read(self) -> AnswerPart:

@@ -132,5 +132,7 @@ def _run(piece: Piece, work: Work[Any]) -> None:
         result = work()
     except BaseException as error:
         piece.set_exception(error)
+        # Its traceback has this frame. A cycle would keep what was worked on.
+        del piece, work
     else:
         piece.set_result(result)

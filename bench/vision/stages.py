@@ -13,7 +13,7 @@ import torch
 from tasuki.bench.load.node_counters import NodeCounters
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.timing import once_seconds
-from tasuki.engine.messages import FileCoding, PictureFile, PictureStage
+from tasuki.engine.messages import FileCoding, Media, PictureFile, PictureStage
 from tasuki.engine.pictures.file_levels import FileLevels, Levels
 from tasuki.engine.pictures.placed import PlacedPicture
 from tasuki.model.vision.config import VisionConfig
@@ -107,7 +107,7 @@ def _placed(screenshot: Screenshot, rules: PixelRules, sent: Size) -> PlacedPict
     """Return the screenshot as the engine's picture. Its digest is its number."""
     grid = rules.grid(sent)
     file = PictureFile(
-        data=screenshot.file,
+        data=Media(screenshot.file),
         coding=FileCoding.PLAIN,
         height=sent.height,
         width=sent.width,

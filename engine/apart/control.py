@@ -41,12 +41,13 @@ class EngineStands(Message):
     """The engine is ready. max_request_tokens: most tokens of prompt and answer together.
     max_batch: most requests in one forward. trials: address of the server trying grammars in a
     separate process (model/grammar/trials). handover_address: HOST:PORT of the engine's server for
-    decode nodes; None without one."""
+    decode nodes; None without one. sees_pictures: prompts may have pictures."""
 
     max_request_tokens: int
     max_batch: int
     trials: str
     handover_address: str | None = None
+    sees_pictures: bool = False
 
 
 class StartFailed(Message):

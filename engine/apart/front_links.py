@@ -1,7 +1,8 @@
 """The engine's ends of sockets: to the API server, its starter, and to API server workers.
 
 Owns one socket and one reading thread for each peer. send() may be called from any thread and never
-waits. Frames keep their order, and data waiting for a slow peer is bounded.
+waits. Frames keep their order, and data waiting for a slow peer is bounded. A request's pictures
+come as descriptors beside its frame.
 """
 
 import asyncio
@@ -15,11 +16,13 @@ from itertools import groupby
 from typing import Any
 
 from tasuki.engine import messages as m
+from tasuki.engine.messages.media import KnownBlocks
 from tasuki.utils.signatures import EndNotice
 from tasuki.utils.system import name_this_thread
 
 from .control import TokensMade
 from .frames import BrokenFrame, FrameReader, TakeMessages, frame_of
+from .media_frames import ArrivedMedia
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +43,20 @@ class FrontLink:
     called once, after the last receive.
     """
 
-    def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
-        """limit_bytes: most bytes waiting for the API server to read, besides the kernel's
-        buffer."""
+    def __init__(
+        self,
+        connection: socket.socket,
+        limit_bytes: int = LIMIT_BYTES,
+        known: KnownBlocks | None = None,
+    ) -> None:
+        """limit_bytes: most bytes waiting for the API server to read, besides the kernel's buffer.
+        known: blocks of media of all links; None: of this one alone."""
         connection.setblocking(False)
         self._socket = connection
         self._limit = limit_bytes
         self._lock = threading.Lock()
         self._waiting = bytearray()
+        self._media = ArrivedMedia(known)
         self._dead: str | None = None
         self._closing = False
         self._wakes: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -126,6 +135,7 @@ class FrontLink:
         except Exception as error:
             log.exception("the link to the front broke")
             reason = f"the link broke: {error!r}"
+        self._media.close()
         with self._lock:
             self._dead = reason
             self._waiting.clear()
@@ -139,7 +149,7 @@ class FrontLink:
         assert wakes is not None
         poll = select.poll()
         poll.register(wakes, select.POLLIN)
-        reader = FrameReader()
+        reader = FrameReader.of_requests(self._media)
         while True:
             with self._lock:
                 if self._dead is not None:
@@ -159,7 +169,7 @@ class FrontLink:
                     del self._waiting[: self._written(self._waiting)]
             if happened & ~select.POLLOUT:
                 try:
-                    data = self._socket.recv(_READ_BYTES)
+                    data = self._media.receive(self._socket, _READ_BYTES)
                 except BlockingIOError:
                     continue
                 except OSError as error:
@@ -167,10 +177,15 @@ class FrontLink:
                 if not data:
                     return "the front is gone"
                 try:
-                    for messages in reader.take(data):
-                        self._receive(messages)
+                    self._take(reader, data)
                 except BrokenFrame as error:
                     return f"the front sent what is no frame: {error}"
+
+    def _take(self, reader: FrameReader, data: bytes) -> None:
+        """Pass on the complete frames. Nothing here keeps their media afterwards. Raises
+        BrokenFrame."""
+        for messages in reader.take(data):
+            self._receive(messages)
 
 
 NUMBER_BYTES = 4
@@ -214,13 +229,14 @@ class WorkerLinks:
         self._receive = receive
         self._to_front = to_front
         self._gone = gone
+        self._known = KnownBlocks()
         self._lock = threading.Lock()
         self._links: dict[int, FrontLink] = {}
         self._of: dict[m.RequestId, int] = {}
 
     def add(self, number: int, connection: socket.socket) -> None:
         """Add a worker's link. number: the worker's number, never used by an earlier link."""
-        link = FrontLink(connection)
+        link = FrontLink(connection, known=self._known)
         with self._lock:
             self._links[number] = link
         link.start(lambda messages: self._take(number, messages), lambda reason: self._lose(number))

@@ -1,6 +1,7 @@
 """The messages between the engine loop and its surroundings: plain and immutable.
 
-No message holds a tensor, a lock, a channel or an object of C++. Engine and surroundings may be
+No message holds a tensor, a lock, a channel or an object of C++. Media of pictures may be parts of
+a memfd, which links pass on (media.py). Engine and surroundings may be
 separate processes: a pipe carries the messages (tests/engine/test_engine_process.py). `Inbox`
 messages go to the engine, `Outbox` messages come from it. An API server names a request by
 request_id. A hand-over names it by its transfer id (on the wire `room`), a 63-bit number. The
@@ -14,6 +15,7 @@ from .drain_targets import *
 from .fetch import *
 from .handed_pictures import *
 from .handover import *
+from .media import *
 from .picture_reports import *
 from .pull import *
 from .reports import *

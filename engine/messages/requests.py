@@ -26,6 +26,7 @@ from tasuki.pycache.keys import (
     prompt_keys,
 )
 
+from .media import Media
 from .reports import Usage
 from .types import (
     NO_TARGETS,
@@ -166,11 +167,11 @@ class FileCoding(StrEnum):
 class PictureFile(Message):
     """An encoded picture, decoded only if its rows must be computed.
 
-    data: the file, in the form of `coding`. height, width: upright, by its header. place: of the
-    picture in its request, for errors.
+    data: the file, in the form of `coding`, shared by reference. height, width: upright, by its
+    header. place: of the picture in its request, for errors.
     """
 
-    data: bytes = field(repr=False)
+    data: Media
     coding: FileCoding
     height: int
     width: int
@@ -181,14 +182,15 @@ class PictureFile(Message):
         """Return the encoded file's bytes, without decoding base64; white space counts as data."""
         if self.coding is not FileCoding.BASE64:
             return len(self.data)
-        return len(self.data) * 3 // 4 - self.data[-2:].count(b"=")
+        return len(self.data) * 3 // 4 - self.data.ending(2).count(b"=")
 
     def content(self) -> bytes:
-        """Return the encoded file. Raises ValueError for text other than base64. REQUIRES: it is
-        not gone."""
+        """Return the encoded file. Raises ValueError for text other than base64; MediaGone,
+        OSError. REQUIRES: it is not gone."""
+        data = self.data.content()
         if self.coding is FileCoding.PLAIN:
-            return self.data
-        return binascii.a2b_base64(self.data.translate(None, b" \t\r\n"), strict_mode=True)
+            return data
+        return binascii.a2b_base64(data.translate(None, b" \t\r\n"), strict_mode=True)
 
 
 class PromptPicture(Message):

@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from .media import Media
+
 RequestId = NewType("RequestId", str)
 TransferId = NewType("TransferId", int)
 Tokens = NDArray[np.int32]
@@ -105,26 +107,31 @@ NO_TARGETS = Targets()
 
 
 BodyReader: TypeAlias = Callable[[msgspec.Raw | bytes], Any]
+PlainForm: TypeAlias = Callable[[Any], Any]
+BuiltForm: TypeAlias = Callable[[Any, Any], Any]
 
 
-def packer() -> msgspec.msgpack.Encoder:
-    """Return a MessagePack encoder for any message.
+def packer(plain: "PlainForm | None" = None) -> msgspec.msgpack.Encoder:
+    """Return a MessagePack encoder for any message. plain: gives the plain form of types unknown to
+    msgspec; None: plain_value, which keeps the length of media only.
 
     Code to move or store messages as bytes imports it by name; the messages themselves do not need
     it. encode() raises msgspec's errors for values without a plain form.
     """
-    return msgspec.msgpack.Encoder(enc_hook=_plain_value)
+    return msgspec.msgpack.Encoder(enc_hook=plain or plain_value)
 
 
-def reader_of(kind: type) -> BodyReader:
+def reader_of(kind: type, built: "BuiltForm | None" = None) -> BodyReader:
     """Return a MessagePack decoder of messages of one kind. It raises msgspec's errors for anything
-    else."""
-    return msgspec.msgpack.Decoder(kind, dec_hook=_built_value).decode
+    else. built: makes values of their plain form; None: built_value."""
+    return msgspec.msgpack.Decoder(kind, dec_hook=built or built_value).decode
 
 
-def _plain_value(value: Any) -> Any:
-    """Return a plain form of a type unknown to msgspec: an array, or a number taken from an
-    array."""
+def plain_value(value: Any) -> Any:
+    """Return a plain form of a type unknown to msgspec: an array, a number taken from an array, or
+    the length of media."""
+    if isinstance(value, Media):
+        return len(value)
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, np.generic):
@@ -132,7 +139,12 @@ def _plain_value(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} is no plain value")
 
 
-def _built_value(kind: Any, value: Any) -> Any:
+def built_value(kind: Any, value: Any) -> Any:
+    """Return the value of a plain form. Raises NotImplementedError for other kinds."""
+    if kind is Media:
+        if not isinstance(value, int) or value < 0:
+            raise ValueError(f"media of length {value!r:.40}")
+        return Media.absent(value)
     if (get_origin(kind) or kind) is not np.ndarray:
         raise NotImplementedError(f"{kind} is no plain value")
     dtype, shape, data = value

@@ -480,8 +480,10 @@ class PictureEncoder:
     def _forget(self, name: PictureName) -> None:
         wish = self._wishes.pop(name)
         self._rows.unwanted(name)
-        if wish.decoding is not None:
-            wish.decoding.cancel()
+        # The traceback of a failed decode has the wish. A cycle would keep its file.
+        decoding, wish.decoding = wish.decoding, None
+        if decoding is not None:
+            decoding.cancel()
         if self._running is not None and self._running.name == name:
             self._stop_running()
 

@@ -11,7 +11,8 @@ therefore leave a debt, and later requests wait for it. A refused request takes 
 allowance.
 
 HeldBytes owns the counts. One event loop's thread. Invariants: the bytes of all holds never exceed
-the bound. One of several keys has at most half of the bound, so no key can take all the memory. A
+the bound. One of several keys has at most its share, a half of the memory of requests and a quarter
+of that of their pictures, so no key can take all of it. A
 hold releases all of its bytes when it ends. A refusal changes no count. After a large hold the
 process returns its free memory to the system.
 
@@ -21,17 +22,18 @@ Pure functions; any thread. Invariant: each takes time linear in the measured va
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from tasuki.engine.messages import Submit
+from tasuki.engine.messages import PromptPicture, Submit
 from tasuki.server.errors import (
     Busy,
     InvalidRequest,
+    MediaLimit,
     PromptTooLong,
     RateLimited,
     RequestLimit,
@@ -197,11 +199,13 @@ class RateLimits:
 
 @dataclass(frozen=True)
 class CallerLimits:
-    """All limits by caller: rates a minute, and concurrent requests and watches."""
+    """All limits by caller: rates a minute, concurrent requests and watches, and bytes of
+    pictures."""
 
     rates: RateLimits
     requests: ConcurrencyCaps
     watchers: ConcurrencyCaps
+    pictures: "HeldBytes"
 
     @staticmethod
     def none() -> "CallerLimits":
@@ -210,6 +214,7 @@ class CallerLimits:
             RateLimits(0, 0, lambda: 0.0),
             ConcurrencyCaps(RequestLimit, "requests in flight", 0),
             ConcurrencyCaps(WatcherLimit, "watches", 0),
+            HeldBytes(sys.maxsize, terms=PICTURES),
         )
 
 
@@ -222,11 +227,28 @@ _LARGE = _MIB
 """Size in bytes of a large hold. After a larger hold, free memory is returned to the system."""
 
 
+@dataclass(frozen=True)
+class HoldTerms:
+    """Terms of a bound of bytes. what: holders of the bytes, in messages. refusal: class of the
+    error while other holds leave too little. shares: parts of the bound, of which one of several
+    keys may hold one."""
+
+    what: str = "requests"
+    refusal: type[ServerError] = Busy
+    shares: int = 2
+
+
+PICTURES = HoldTerms("pictures of requests", MediaLimit, 4)
+
+
 class HeldBytes:
-    def __init__(self, most: int = _MOST, memory: FreeMemory | None = None) -> None:
+    def __init__(
+        self, most: int = _MOST, memory: FreeMemory | None = None, terms: HoldTerms | None = None
+    ) -> None:
         """Set up the counts. most: bound of the bytes of all holds together. memory: gives free
-        memory back; default: the free memory of this process."""
+        memory back; default: the free memory of this process. terms: of all holds."""
         self._most = most
+        self._terms = HoldTerms() if terms is None else terms
         self._memory = memory or FreeMemory()
         self._held: Counter[str] = Counter()
         self._total = 0
@@ -263,22 +285,24 @@ class HeldBytes:
 
         more: number of bytes in addition to all holds. already: bytes of the growing hold itself,
         included in all holds. Raises InvalidRequest if the hold alone exceeds the caller's bound,
-        because waiting would not help. Raises Busy if other holds leave too little.
+        because waiting would not help. Raises Busy, or the terms' refusal, if other holds leave too
+        little.
         """
-        of_caller = self._most // 2 if caller.is_one_of_many else self._most
+        what, refusal = self._terms.what, self._terms.refusal
+        of_caller = self._most // self._terms.shares if caller.is_one_of_many else self._most
         if already + more > of_caller:
             raise InvalidRequest(
                 f"the request would hold {_mib(already + more)} of memory, and one may hold "
                 f"{_mib(of_caller)}: send less, or ask for less"
             )
         if self._held[caller.name] + more > of_caller:
-            raise Busy(
-                f"requests of {caller.name} hold {_mib(self._held[caller.name])} of the "
+            raise refusal(
+                f"{what} of {caller.name} hold {_mib(self._held[caller.name])} of the "
                 f"{_mib(of_caller)} that one key may: ask again when some have ended"
             )
         if self._total + more > self._most:
-            raise Busy(
-                f"requests hold {_mib(self._total)} of the {_mib(self._most)} that this node "
+            raise refusal(
+                f"{what} hold {_mib(self._total)} of the {_mib(self._most)} that this node "
                 "allows: ask again in a moment, or another node"
             )
 
@@ -331,6 +355,8 @@ its connection."""
 _NUMBER_BYTES = 48
 """Estimated bytes of a number in a tuple, with its share of the tuple."""
 _PAIR_BYTES = 120
+_PICTURE_BYTES = 1500
+"""Estimated bytes of a picture's objects in a request: place, digest, descriptions."""
 _SCORE_BYTES = 12
 """Bytes of a token's score in the engine's arrays: a token id and a float64, or a logprob and a
 rank."""
@@ -342,13 +368,24 @@ def submit_bytes(submit: Submit) -> int:
     """Return the bytes of memory of a request to the engine, and of each of its answers."""
     sampling = submit.sampling
     arrays = submit.prompt.nbytes + submit.prediction.nbytes
-    files = sum(len(one.file.data) for one in submit.pictures if one.file is not None)
+    pictures = sum(map(_picture_bytes, submit.pictures))
     numbers = len(submit.marks) + len(sampling.stop_token_ids) + len(sampling.allowed_token_ids)
     numbers += sum(1 + len(word) for word in sampling.bad_words)
     source = 0 if sampling.grammar is None else sys.getsizeof(sampling.grammar.source)
     answers = ANSWER_BYTES * len(submit.answer_ids)
     pairs = _PAIR_BYTES * len(sampling.logit_bias)
-    return arrays + files + _NUMBER_BYTES * numbers + pairs + source + answers
+    return arrays + pictures + _NUMBER_BYTES * numbers + pairs + source + answers
+
+
+def _picture_bytes(picture: PromptPicture) -> int:
+    """Return the bytes of memory of a picture: its file, or its patches."""
+    levels = 0 if picture.levels is None else picture.levels.nbytes
+    return _PICTURE_BYTES + levels + media_bytes([picture])
+
+
+def media_bytes(pictures: Iterable[PromptPicture]) -> int:
+    """Return the encoded bytes of pictures."""
+    return sum(len(one.file.data) for one in pictures if one.file is not None)
 
 
 def score_bytes(submit: Submit, written: int = 0) -> int:

@@ -160,6 +160,7 @@ class ClientFront:
             self._model.max_position,
             self._max_request_tokens,
             self._codec.grammars.address,
+            self._served.sees,
         )
         pool = WorkerPool(job, self._config.front_workers)
         return NodeWorkers(sockets, pool, self._registry, engine.on_worker_gone)

@@ -62,6 +62,7 @@ async def _live(link: FrontLink, make: MakeSide, door: str | None) -> None:
                 side.engine.max_batch,
                 side.engine.trials_address,
                 side.handover_address,
+                side.engine.sees_pictures,
             )
         ]
     )

@@ -18,7 +18,8 @@ from typing import Any
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
-from tasuki.engine.apart.frames import BrokenFrame, FrameProtocol, FrameReader, frame_of
+from tasuki.engine.apart.frame_protocol import FrameProtocol
+from tasuki.engine.apart.frames import BrokenFrame, FrameReader, submit_frame
 from tasuki.engine.apart.front_links import WorkerGone
 from tasuki.server.config import ServerConfig
 from tasuki.server.role_change import RoleChange
@@ -174,7 +175,7 @@ class EngineProcess:
 
     def _send(self, messages: Sequence[Any]) -> None:
         if self.reason is None:
-            self._link.write(frame_of(messages))
+            self._link.write(*submit_frame(messages))
 
     def take(self, messages: Sequence[Any]) -> None:
         """Handle the messages in one frame from the engine's process."""

@@ -10,7 +10,7 @@ from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.assembly.parts import BuildParts, asked_model
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
-from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.pictures.node_pictures import NodePictures, pictures_apart
 from tasuki.server.workers.links import NodeSockets, node_sockets
 from tasuki.server.workers.pool import NodeWorkers
 from tasuki.transfer.control.link_status import HandoverStatus
@@ -47,8 +47,7 @@ async def serve(
     model. name: the node's name, shown on pages."""
     side = FusedSide(engine_config, build)
     if side.pictures is not None:
-        server_config = server_config.seeing()
-        log.info("this node sees pictures: messages of up to %d MiB", server_config.max_message_mib)
+        server_config = _seeing(server_config)
     codec = node_codec(engine_config, server_config, side.model, side.grammars)
     engine = side.engine
     front = ClientFront(
@@ -84,12 +83,28 @@ async def serve_apart(
         codec = node_codec(engine_config, server_config, model)
         sizes = await engine.stands()
         codec = with_trials(codec, sizes.trials)
+        pictures = pictures_apart(engine_config.model) if sizes.sees_pictures else None
+        if pictures is not None:
+            server_config = _seeing(server_config)
         front = ClientFront(
-            engine_config, server_config, model, codec, sizes.max_request_tokens, sizes.max_batch
+            engine_config,
+            server_config,
+            model,
+            codec,
+            sizes.max_request_tokens,
+            sizes.max_batch,
+            pictures=pictures,
         )
         workers = front.workers(engine, sockets)
         node = _front(engine, engine_config, server_config, front, name, workers)
         await live_apart(engine, node, server_config)
+
+
+def _seeing(config: ServerConfig) -> ServerConfig:
+    """Return the settings of a node that sees pictures, and log their bound."""
+    seeing = config.seeing()
+    log.info("this node sees pictures: messages of up to %d MiB", seeing.max_message_mib)
+    return seeing
 
 
 def run_engine(

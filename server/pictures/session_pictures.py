@@ -11,7 +11,7 @@ One event loop's thread.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tasuki.engine.messages import FileCoding, PromptPicture
+from tasuki.engine.messages import FileCoding, Media, PromptPicture
 
 from .turn_pictures import moved
 
@@ -56,7 +56,7 @@ class SessionPictures:
 
 
 def _file_bytes(picture: PromptPicture) -> int:
-    return 0 if picture.file is None else len(picture.file.data)
+    return 0 if picture.file is None else picture.file.data.charge
 
 
 def _named(picture: PromptPicture, number: int) -> PromptPicture:
@@ -70,4 +70,4 @@ def _named(picture: PromptPicture, number: int) -> PromptPicture:
 def _without_file(picture: PromptPicture) -> PromptPicture:
     if picture.file is None:
         return picture
-    return replace(picture, file=replace(picture.file, data=b"", coding=FileCoding.GONE))
+    return replace(picture, file=replace(picture.file, data=Media(b""), coding=FileCoding.GONE))

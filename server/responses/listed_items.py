@@ -58,7 +58,7 @@ def listed_items(response: StoredResponse, page: AskedPage, *, urls: bool) -> by
     InvalidField for an unknown `page.after`."""
     # The last message is the answer.
     messages = response.turn.messages()[:-1]
-    shown = pictures_of(messages, response.turn.pictures.sent)
+    shown = pictures_of(messages, response.turn.pictures.filled().sent)
     # Without bytes: only those of the page are encoded.
     items = [
         _Listed(item, messages[place], shown[place])

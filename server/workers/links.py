@@ -25,14 +25,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasuki.engine.apart.frames import (
-    FrameProtocol,
-    FrameReader,
-    TakeMessages,
-    frame_of,
-    framed,
-)
+from tasuki.engine.apart.frame_protocol import FrameProtocol
+from tasuki.engine.apart.frames import FrameReader, TakeMessages, framed, submit_frame
 from tasuki.engine.apart.front_links import NUMBER_BYTES
+from tasuki.engine.apart.media_frames import ArrivedMedia, media_frame
+from tasuki.engine.messages.media import MediaBlock
 from tasuki.engine.messages.types import reader_of
 from tasuki.server.config import ServerConfig
 from tasuki.server.errors import ServerError
@@ -88,8 +85,35 @@ def worker_frame(messages: Sequence[Any]) -> bytearray:
     return framed([(_NUMBER_OF[type(message)], message) for message in messages])
 
 
+def message_frame(message: Any) -> tuple[bytearray, tuple[MediaBlock, ...]]:
+    """Encode a message as one frame, and return the blocks of its media: those of stored responses
+    and of sessions. Raises as worker_frame(); also OSError and MediaGone."""
+    if not _has_media(message):
+        return worker_frame([message]), ()
+    made = media_frame([(_NUMBER_OF[type(message)], message)])
+    return framed(made.bodies), made.blocks
+
+
+def _has_media(message: Any) -> bool:
+    match message:
+        case w.KeepResponse(response=response) | w.ResponseFound(response=response):
+            # Unset in a response of text.
+            found = None if response is None else response.turn.pictures
+            return bool(found) and found is not None and bool(found.placed)
+        case w.AppendToLog(added=log) | w.TurnBegun(prompt=log):
+            return bool(log.pictures)
+        case _:
+            return False
+
+
 def worker_frames() -> FrameReader:
+    """Return a reader of frames without media."""
     return FrameReader(_READ)
+
+
+def frames_with(media: ArrivedMedia) -> FrameReader:
+    """Return a reader of frames whose media come as `media`."""
+    return FrameReader(media.readers(KINDS), media)
 
 
 _GONE = "this front has lost its node's registry; ask again"
@@ -103,7 +127,8 @@ class RegistryLink(FrameProtocol):
     def __init__(self, take: TakeMessage, on_end: Notice) -> None:
         """Set up the link. take: called with each message other than a reply. on_end: called when
         the registry is gone."""
-        super().__init__("the registry", worker_frames())
+        media = ArrivedMedia()
+        super().__init__("the registry", frames_with(media), media)
         self._take_unasked = take
         self._on_gone = on_end
         self._numbers = itertools.count(1)
@@ -129,22 +154,23 @@ class RegistryLink(FrameProtocol):
         return len(self._waiting)
 
     def notify(self, note: w.FromWorker) -> None:
-        """Send a message without waiting. If it has a reply, no caller waits for it."""
-        self.write(worker_frame([note]))
+        """Send a message without waiting. If it has a reply, no caller waits for it. Raises the
+        errors of message_frame()."""
+        self.write(*message_frame(note))
 
     def ask(self, ask: w.Ask, at_once: TakeMessage | None = None) -> "asyncio.Future[Any]":
         """Send the ask now and return the future of its reply. Cancel the future to give the ask
         up. at_once: called with the reply before any later message is handled, unless the ask was
         given up.
 
-        Raises the errors of worker_frame(); then nothing was asked. The future raises the refusal's
-        error, the error of `at_once`, and ServerError if the registry is gone.
+        Raises the errors of message_frame(); then nothing was asked. The future raises the
+        refusal's error, the error of `at_once`, and ServerError if the registry is gone.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._closed.is_set():
             future.set_exception(ServerError(_GONE))
             return future
-        self.write(worker_frame([ask]))
+        self.write(*message_frame(ask))
         self._waiting[ask.call] = future, at_once
         future.add_done_callback(lambda _: self._waiting.pop(ask.call, None))
         return future
@@ -216,5 +242,6 @@ class EngineSocket(FrameProtocol):
         return link
 
     def post(self, messages: Sequence[Any]) -> None:
-        """Send messages to the engine in order. Raises the errors of frame_of()."""
-        self.write(frame_of(messages))
+        """Send messages to the engine in order, with the media of pictures. Raises the errors of
+        submit_frame()."""
+        self.write(*submit_frame(messages))

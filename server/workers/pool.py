@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tasuki.engine.apart.frames import FrameProtocol
+from tasuki.engine.apart.frame_protocol import FrameProtocol
 from tasuki.engine.apart.front_links import WorkerGone
+from tasuki.engine.apart.media_frames import ArrivedMedia
+from tasuki.engine.messages.media import KnownBlocks
 from tasuki.server.bind import PortClaim
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
@@ -25,7 +27,7 @@ from tasuki.utils.child_process import start_child
 from tasuki.utils.program import PACKAGE
 
 from . import messages as w
-from .links import NodeSockets, worker_frame, worker_frames
+from .links import NodeSockets, frames_with, message_frame, worker_frame
 from .registry import Header, Registry, WorkerSeat
 from .worker import WorkerJob, run_worker
 
@@ -173,8 +175,10 @@ class WorkerPool:
 class WorkerLink(FrameProtocol):
     """The registry's end of the socket to a front worker."""
 
-    def __init__(self, worker: "_WorkerProcess") -> None:
-        super().__init__("a front worker", worker_frames())
+    def __init__(self, worker: "_WorkerProcess", known: KnownBlocks | None = None) -> None:
+        """known: blocks of media of all workers; None: of this one alone."""
+        media = ArrivedMedia(known)
+        super().__init__("a front worker", frames_with(media), media)
         self._worker = worker
 
     def taken(self, messages: Sequence[Any]) -> None:
@@ -185,7 +189,11 @@ class WorkerLink(FrameProtocol):
         self._worker.link_ended()
 
     def send(self, messages: Sequence[Any]) -> None:
-        self.write(worker_frame(messages))
+        match messages:
+            case [message]:
+                self.write(*message_frame(message))
+            case _:
+                self.write(worker_frame(messages))
 
 
 class _WorkerProcess:
@@ -197,7 +205,7 @@ class _WorkerProcess:
         self._stands: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = asyncio.Event()
         self._unanswered = 0
-        self._link = WorkerLink(self)
+        self._link = WorkerLink(self, registry.media)
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, job: WorkerJob) -> None:

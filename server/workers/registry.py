@@ -38,6 +38,7 @@ from typing import Any, Generic, TypeVar
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart.frames import TakeMessages
+from tasuki.engine.messages.media import KnownBlocks
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RequestAborted, ServerError
 from tasuki.server.responses.stored_responses import ResponseStore
@@ -523,6 +524,8 @@ class Registry:
     ) -> None:
         """Set up the registry. header: returns a request's traceparent, as Tracing.header does."""
         self._node = NodeState(engine, header, sessions, responses)
+        self.media = KnownBlocks()
+        """Blocks of the pictures of stored responses."""
         self._seats: dict[int, WorkerSeat] = {}
         self._chat_tokens: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()

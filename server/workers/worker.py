@@ -42,6 +42,7 @@ from tasuki.server.grpc.session_service import TurnService
 from tasuki.server.http.headers import REQUEST_ID_HEADER, http_request_id
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.routes import model_routes, openai_routes, served_model
+from tasuki.server.pictures.node_pictures import NodePictures, pictures_apart
 from tasuki.server.responses.conversations import unserved_conversation_routes
 from tasuki.server.responses.endpoints.routes import (
     CANCEL_PATH,
@@ -183,7 +184,8 @@ class WorkerJob:
     """The job of a front worker's process. number: the worker's number, never used by another
     worker. config: settings with the ports served by all workers. folder: the checkpoint's folder.
     vocab, max_position: sizes of its model, in tokens. max_request_tokens: the engine's limit of a
-    request. trials: address of the node's trial server for grammars."""
+    request. trials: address of the node's trial server for grammars. sees_pictures: the engine has
+    a vision tower."""
 
     number: int
     sockets: NodeSockets
@@ -193,6 +195,7 @@ class WorkerJob:
     max_position: int
     max_request_tokens: int
     trials: str
+    sees_pictures: bool = False
 
 
 def run_worker(job: WorkerJob, connection: socket.socket) -> int:
@@ -283,8 +286,10 @@ class Worker:
             ),
         )
         held = HeldBytes.for_messages(size)
-        inference = InferenceService(client, codec, access.keys, held)
-        turns = TurnService(client, codec, AskedSessions(self._registry), access.keys, held)
+        pictures = pictures_apart(job.folder) if job.sees_pictures else None
+        inference = InferenceService(client, codec, access.keys, held, pictures)
+        sessions = AskedSessions(self._registry)
+        turns = TurnService(client, codec, sessions, access.keys, held, pictures)
         forwarded = (_ADMIN, _GATEWAY) if config.gateway else (_ADMIN,)
         services = [
             Service(
@@ -306,7 +311,7 @@ class Worker:
             self._forwarding = HttpForwarding(job.sockets.http)
             self._http = await start_http_server(
                 config.http_bind,
-                [*self._routes(codec), *self._forwarding.routes()],
+                [*self._routes(codec, pictures), *self._forwarding.routes()],
                 lambda: client.lost,
                 access,
                 admitted=client.admitted,
@@ -317,9 +322,9 @@ class Worker:
                 grpc=self._server.address,
             )
 
-    def _routes(self, codec: TextCodec) -> Sequence[web.RouteDef]:
+    def _routes(self, codec: TextCodec, pictures: NodePictures | None) -> Sequence[web.RouteDef]:
         job = self._job
-        model = served_model(job.folder, job.config, job.max_request_tokens, codec)
+        model = served_model(job.folder, job.config, job.max_request_tokens, codec, pictures)
         return [
             *openai_routes(self._client, model),
             *message_routes(self._client, model),

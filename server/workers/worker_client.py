@@ -14,11 +14,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart.control import RequestTraced
-from tasuki.engine.apart.frames import TakeMessages
+from tasuki.engine.apart.frames import TakeMessages, written
 from tasuki.server.auth.callers import Caller
 from tasuki.server.auth.tenants import ANONYMOUS, RequestContext, visible_end
 from tasuki.server.drain import CallsInProgress
@@ -133,12 +136,16 @@ class WorkerClient:
                 if scored is not None:
                     self._scores[submit.request_id] = scored
 
-        enter = w.Enter(call.number, tuple(submits), request_context, dict(self._chat_tokens()))
+        # Of pictures the registry learns the length only.
+        asking = tuple(map(written, submits))
+        enter = w.Enter(call.number, asking, request_context, dict(self._chat_tokens()))
         asked = self._link.ask(enter, let_in)
         try:
             await asked
             yield [self._read(call, *each, request_context) for each in enumerate(unread)]
         finally:
+            # A refusal's traceback has this frame. A cycle would keep the request and its media.
+            del asked
             for answer in unread:
                 answer.close()
             for given, name, answer in zip(owned, call.names, unread, strict=False):
@@ -316,13 +323,24 @@ class AskedResponses:
         self._loop = asyncio.get_running_loop()
 
     def put(self, context: RequestContext, response: StoredResponse) -> None:
-        self._link.notify(w.KeepResponse(context, response))
+        """Send the response to the registry's store. Log it if the registry cannot keep it."""
+        turn = response.turn
+        kept: Any = turn.pictures.emptied() if turn.pictures.sent else msgspec.UNSET
+        note = w.KeepResponse(context, replace(response, turn=replace(turn, pictures=kept)))
+        try:
+            self._link.notify(note)
+        except OSError as error:
+            log.warning("a response is not stored, because its pictures cannot be: %s", error)
 
     def get(self, context: RequestContext, response_id: str) -> StoredResponse | None:
         """Return a stored response; None if there is none. REQUIRES: a thread other than the
         loop's."""
         asking = self._found(context, response_id)
-        return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+        found = asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+        if found is None or not found.turn.pictures.sent:
+            return found
+        pictures = found.turn.pictures.filled()
+        return replace(found, turn=replace(found.turn, pictures=pictures))
 
     async def _found(self, context: RequestContext, response_id: str) -> StoredResponse | None:
         reply: w.ResponseFound = await self._link.ask(

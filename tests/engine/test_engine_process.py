@@ -170,7 +170,8 @@ def test_an_engine_in_another_process_says_the_same(tmp_path: Path) -> None:
     assert tokens.count(2) >= 7
 
 
-PLAIN = (bool, int, float, str, bytes, type(None))
+PLAIN = (bool, int, float, str, bytes, type(None), m.Media)
+"""Media pass between processes beside their frame."""
 
 
 def bound_to_a_process(hint: Any, path: str, seen: set[Any]) -> Iterator[str]:

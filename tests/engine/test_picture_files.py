@@ -29,7 +29,9 @@ def prompt(content: bytes, name: str = "a", behind: int = 80, **changes: object)
     """Return a prompt with the picture of a file. changes: of its m.PictureFile."""
     made = Prompt().text(range(1, 71)).picture(name, ROWS, COLUMNS).text(range(1, 1 + behind))
     width, height = SIZE
-    file = m.PictureFile(content, m.FileCoding.PLAIN, height, width, "messages[0].content[1]")
+    file = m.PictureFile(
+        m.Media(content), m.FileCoding.PLAIN, height, width, "messages[0].content[1]"
+    )
     file = replace(file, **changes)
     made.pictures = [replace(one, levels=None, file=file) for one in made.pictures]
     return made

@@ -257,7 +257,7 @@ def test_requests_and_losses_in_every_order_end_once_at_the_front_and_leave_noth
 ) -> None:
     made: list[ScriptedLink] = []
 
-    def make(connection: socket.socket) -> ScriptedLink:
+    def make(connection: socket.socket, known: object) -> ScriptedLink:
         made.append(ScriptedLink())
         return made[-1]
 

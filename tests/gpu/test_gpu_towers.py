@@ -230,7 +230,7 @@ def test_a_file_gives_patches_on_the_device() -> None:
     target = RULES.size(Size(200, 300))
     grid = PictureGrid(target.height // 16, target.width // 16, 2)
     run = PictureRun(1, grid.token_rows, grid.token_columns)
-    file = m.PictureFile(content, m.FileCoding.PLAIN, 200, 300, "here")
+    file = m.PictureFile(m.Media(content), m.FileCoding.PLAIN, 200, 300, "here")
     picture = PlacedPicture(run, grid, digest("f", 1, 1), None, file)
     found = []
     for device in ("cuda", "cpu"):

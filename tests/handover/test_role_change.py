@@ -36,6 +36,7 @@ FIXED = frozenset(
     {
         # Callers and their limits.
         *("api_key", "api_keys", "share_cache", "max_message_mib"),
+        "picture_media_mib",
         *("requests_per_minute", "tokens_per_minute"),
         *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
         *("max_connections", "allowed_hosts", "allowed_origins"),

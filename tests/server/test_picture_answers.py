@@ -154,9 +154,8 @@ def test_a_picture_of_a_system_message_is_refused(node: Node) -> None:
     assert "messages[0].content[0]" in reply.error["message"]
 
 
-@pytest.mark.parametrize("blind", [("--vision", "off"), ("--engine-process", "process")])
-def test_a_node_that_sees_nothing_refuses_pictures(blind: tuple[str, str]) -> None:
-    with running(Node("serve", *flags(FOLDER, arena_mib=16), *HTTP, *blind)) as node:
+def test_a_node_that_sees_nothing_refuses_pictures() -> None:
+    with running(Node("serve", *flags(FOLDER, arena_mib=16), *HTTP, "--vision", "off")) as node:
         reply = chat(node, asked("a.png"))
         assert reply.refusal == (400, "picture_unseen")
         assert "messages[0].content[0] is a picture" in reply.error["message"]

@@ -12,7 +12,7 @@ import pytest
 from tasuki.client.errors import ClientError, RetryPolicy
 from tasuki.client.prompt import Prompt, SamplingOptions
 from tasuki.client.session import Client, Session
-from tasuki.engine.messages import FileCoding, PictureFile, PromptPicture
+from tasuki.engine.messages import FileCoding, Media, PictureFile, PromptPicture
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.pycache.keys import PictureDigest
@@ -152,7 +152,7 @@ def picture_of(name: str) -> str:
 
 
 def picture(start: int, size: int) -> PromptPicture:
-    file = PictureFile(b"x" * size, FileCoding.PLAIN, 1, 1, f"at {start}")
+    file = PictureFile(Media(b"x" * size), FileCoding.PLAIN, 1, 1, f"at {start}")
     return PromptPicture(start, 1, 1, PictureDigest(b"d" * 32), file=file)
 
 

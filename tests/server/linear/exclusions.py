@@ -112,7 +112,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/responses/endpoints/response_socket.py:SocketReply.*",
     ),
     _CROSSES: (
-        "engine/apart/frames.py:FrameProtocol.*",
+        "engine/apart/frame_protocol.py:FrameProtocol.*",
         "server/grpc/server.py:Bridge.*",
         "server/grpc/server.py:_Crossing.*",
         "server/grpc/server.py:_bridged*",
