@@ -74,7 +74,7 @@ def with_files(
 
 def _file(content: bytes, identity: m.FileIdentity, place: str) -> m.PictureFile:
     plain = m.FileCoding.PLAIN
-    return m.PictureFile(content, plain, identity.height, identity.width, place)
+    return m.PictureFile(m.Media(content), plain, identity.height, identity.width, place)
 
 
 def _placed(one: m.HandedPicture, shape: PictureShape) -> PlacedPicture:
