@@ -15,7 +15,6 @@ from tasuki.engine.assembly.parts import BuildParts, EngineParts, pair_parts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.role_change import NextRole, RoleChange, become
-from tasuki.server.pictures.node_pictures import pictures_apart
 from tasuki.server.workers.links import NodeSockets
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
 from tasuki.transfer.settings import WireSettings
