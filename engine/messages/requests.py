@@ -177,7 +177,8 @@ class PromptPicture(Message):
 
     start: index of its first placeholder, right behind its opening token. rows, columns: of its
     tokens. digest: names its content and size. It comes as a file, or as levels [patches, values]
-    uint8: its patches, in the tower's order.
+    uint8: its patches, in the tower's order. second: the later frame of a pair; None: the file is
+    all frames.
     """
 
     start: int
@@ -186,6 +187,7 @@ class PromptPicture(Message):
     digest: PictureDigest
     levels: NDArray[np.uint8] | None = None
     file: PictureFile | None = None
+    second: PictureFile | None = None
 
     @property
     def run(self) -> KeyedRun:

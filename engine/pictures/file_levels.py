@@ -5,17 +5,21 @@ decoded. Base64, decoding and the resize run on threads of the decoders. It owns
 processes start with the first picture. Thread rule: any; nothing waits.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import repeat
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tasuki.engine import messages as m
 from tasuki.model.vision.decoding.decoders import (
     DecoderLost,
     DecodersBusy,
     DecodersMissing,
+    EncodedPicture,
     PictureDecoders,
     Pixels,
 )
@@ -45,20 +49,27 @@ class FileLevels:
     def begin(self, line: str, picture: PlacedPicture) -> "Future[Levels] | None":
         """Begin to read a picture's patches from its file; None if too many pictures wait. line:
         of its caller. REQUIRES: the picture has a file."""
-        file = picture.file
-        assert file is not None
+        files = picture.files
+        assert files
         target = Size(
             picture.grid.rows * self._rules.patch, picture.grid.columns * self._rules.patch
         )
 
-        def patches(pixels: Pixels) -> Levels:
-            resized = resample(torch.from_numpy(pixels), target.height, target.width)
-            levels: Levels = patches_of([resized] * self._rules.frames, self._rules).levels.numpy()
+        def resized(pixels: Pixels) -> Tensor:
+            return resample(torch.from_numpy(pixels), target.height, target.width)
+
+        def patches(frames: Sequence[Tensor]) -> Levels:
+            # An image is all frames of a picture, and so is an odd last frame.
+            repeated = [*frames, *repeat(frames[-1], self._rules.frames - len(frames))]
+            levels: Levels = patches_of(repeated, self._rules).levels.numpy()
             return levels
 
-        sent = Size(file.height, file.width)
+        encoded = [
+            EncodedPicture(file.content, Size(file.height, file.width), len(file.data))
+            for file in files
+        ]
         try:
-            return self._decoders.decode_and(line, file.content, sent, self._bounds, patches)
+            return self._decoders.decode_each(line, encoded, self._bounds, resized, patches)
         except DecodersBusy:
             return None
 

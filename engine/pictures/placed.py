@@ -39,13 +39,20 @@ class PictureShape:
 
 @dataclass(frozen=True)
 class PlacedPicture:
-    """One picture of a prompt. levels [patches, values] uint8; None: to be read from the file."""
+    """One picture of a prompt. levels [patches, values] uint8; None: to be read from the file, and
+    the second one of a pair of frames."""
 
     run: PictureRun
     grid: PictureGrid
     digest: PictureDigest
     levels: NDArray[np.uint8] | None
     file: m.PictureFile | None = None
+    second: m.PictureFile | None = None
+
+    @property
+    def files(self) -> tuple[m.PictureFile, ...]:
+        """Return its files, in the order of its frames."""
+        return tuple(file for file in (self.file, self.second) if file is not None)
 
 
 @dataclass(frozen=True)
@@ -153,4 +160,4 @@ def _placed(prompt: m.Tokens, one: m.PromptPicture, shape: PictureShape) -> Plac
         )
     grid = PictureGrid(one.rows * merge, one.columns * merge, merge)
     run = PictureRun(start, one.rows, one.columns)
-    return PlacedPicture(run, grid, one.digest, one.levels, one.file)
+    return PlacedPicture(run, grid, one.digest, one.levels, one.file, one.second)

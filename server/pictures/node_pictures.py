@@ -9,33 +9,37 @@ from dataclasses import replace
 
 from tasuki.engine.messages import FileCoding, PictureFile, PromptPicture
 from tasuki.model.vision.config import PictureTokens
-from tasuki.model.vision.processor import PixelRules
-from tasuki.model.vision.prompt_positions import PictureRun
+from tasuki.model.vision.processor import ClipRules, PixelRules
+from tasuki.model.vision.prompt_positions import PictureKind, PictureRun
 from tasuki.pycache.keys import PictureSource
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 
 from .expansion import expanded
 from .part_reader import PictureReader
-from .picture_sizes import MeasuredPicture, PictureSizes
+from .picture_sizes import KnownFile, MeasuredPicture, PictureSizes
 from .sent_picture import PictureLimits, SentPicture
 
-_KIND = "image"
 _ORIENTATION = "exif"
 
 
 class NodePictures:
     def __init__(
-        self, tokens: PictureTokens, rules: PixelRules, limits: PictureLimits | None = None
+        self,
+        tokens: PictureTokens,
+        rules: PixelRules,
+        limits: PictureLimits | None = None,
+        clip: ClipRules | None = None,
     ) -> None:
         """tokens: the checkpoint's ids of pictures. rules: its processor's, as the tower's. limits:
-        of a request; None: the defaults."""
+        of a request; None: the defaults. clip: rules for videos; None: they are refused."""
         self._tokens = tokens
         self._limits = PictureLimits() if limits is None else limits
-        self._sizes = PictureSizes(rules, self._limits)
+        self._fps = None if clip is None else clip.fps
+        self._sizes = PictureSizes(rules, self._limits, clip=clip)
 
     def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader:
         """Return the reader of one request's pictures. before: those of its stored part."""
-        return PictureReader(self._limits, before)
+        return PictureReader(self._limits, before, self._fps)
 
     def placed(
         self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes, most: int
@@ -51,17 +55,30 @@ class NodePictures:
         return replace(found.rendered, pictures=tuple(self._picture(*pair) for pair in pairs))
 
     def _picture(self, measured: MeasuredPicture, run: PictureRun) -> PromptPicture:
-        sent, size, header = measured.sent, measured.size, measured.header
+        sent, size = measured.sent, measured.size
         constants = self._sizes.rules(sent.detail).constants
+        # A pair has two media, also where an odd last frame is doubled.
+        names = [file.sha256 for file in measured.files]
+        media = names if sent.pair is None else [names[0], names[-1]]
+        kind = PictureKind.IMAGE if sent.pair is None else PictureKind.VIDEO
         source = PictureSource(
-            *(_KIND, _ORIENTATION, (measured.sha256,), size.height, size.width, constants)
+            *(str(kind), _ORIENTATION, tuple(media), size.height, size.width, constants)
         )
-        is_file = isinstance(sent.data, bytes)
-        file = PictureFile(
-            data=sent.data if isinstance(sent.data, bytes) else sent.data.text,
-            coding=FileCoding.PLAIN if is_file else FileCoding.BASE64,
-            height=header.size.height,
-            width=header.size.width,
-            place=sent.place,
+        pairs = zip(sent.frames, measured.files, strict=True)
+        file, *more = (_file(frame, known) for frame, known in pairs)
+        second = more[0] if more else None
+        return PromptPicture(
+            *(run.start, run.rows, run.columns, source.digest), file=file, second=second
         )
-        return PromptPicture(run.start, run.rows, run.columns, source.digest, file=file)
+
+
+def _file(sent: SentPicture, known: KnownFile) -> PictureFile:
+    data, size = sent.data, known.header.size
+    is_file = isinstance(data, bytes)
+    return PictureFile(
+        data=data if isinstance(data, bytes) else data.text,
+        coding=FileCoding.PLAIN if is_file else FileCoding.BASE64,
+        height=size.height,
+        width=size.width,
+        place=sent.place,
+    )

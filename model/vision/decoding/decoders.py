@@ -15,8 +15,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -34,6 +35,7 @@ from .shared_bytes import mapped_pixels, shared_content, shared_pixels
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Frame = TypeVar("Frame")
 Pixels = NDArray[np.uint8]
 """Pixels [height, width, 3] uint8, upright, on white."""
 
@@ -44,6 +46,16 @@ _START_SECONDS = 20.0
 _CLOSED = "this node stops; ask another one"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """A forking process has no other threads, so its libraries start none."""
+
+
+@dataclass(frozen=True)
+class EncodedPicture:
+    """A file to decode. content: gives its encoded bytes. size: by its header. nbytes: held for it
+    while it waits."""
+
+    content: Callable[[], bytes]
+    size: Size
+    nbytes: int
 
 
 class DecodersBusy(RuntimeError):
@@ -94,21 +106,32 @@ class PictureDecoders:
         The future raises PictureError for a file that cannot be decoded or is not as its header
         says, DecoderLost, DecodersBusy and DecodersMissing. Raises DecodersBusy.
         """
-        return self.decode_and(line, lambda: content, header.size, bounds, lambda pixels: pixels)
+        file = EncodedPicture(lambda: content, header.size, len(content))
+        return self.decode_each(line, [file], bounds, lambda pixels: pixels, lambda found: found[0])
 
-    def decode_and(
+    def decode_each(
         self,
         line: str,
-        content: Callable[[], bytes],
-        size: Size,
+        files: Sequence[EncodedPicture],
         bounds: PictureBounds,
-        then: Callable[[Pixels], Result],
+        each: Callable[[Pixels], Frame],
+        then: Callable[[Sequence[Frame]], Result],
     ) -> "Future[Result]":
-        """Begin to decode a picture, as decode(). content: gives its encoded bytes. size: by its
-        header. then: makes the result of its pixels. Both run on a thread of this object, and the
-        future raises their exceptions too."""
-        job = DecodeJob(size.height, size.width, bounds.most_bytes, bounds.most_pixels, self._cost)
-        return self._threads.submit(line, lambda: then(self._decoded(job, content())))
+        """Begin to decode some files one after the other, as decode(). each: reduces the pixels of
+        one, before the next one is decoded. then: makes the result of all. These and the contents
+        run on a thread of this object, and the future raises their exceptions too."""
+
+        def work() -> Result:
+            frames = []
+            for file in files:
+                size = file.size
+                job = DecodeJob(
+                    *(size.height, size.width, bounds.most_bytes, bounds.most_pixels, self._cost)
+                )
+                frames.append(each(self._decoded(job, file.content())))
+            return then(frames)
+
+        return self._threads.submit(line, work)
 
     def close(self) -> None:
         """End all processes. Pictures in work end with DecoderLost, as do later ones."""
