@@ -19,9 +19,9 @@ engine loop's. Invariant: a request that is over, or retracted, has neither pin 
 import logging
 import math
 import time
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import islice
 
 import torch
 
@@ -38,8 +38,10 @@ log = logging.getLogger(__name__)
 
 _BESIDE_ANSWERS = 0.01
 """Seconds of blocks between two steps while answers run."""
-_DECODED_AHEAD = 4
+_DECODED_AHEAD = 8
 """Largest number of wishes with pixels of their own in memory."""
+_AHEAD_OF_A_CALLER = 4
+"""The same of one caller: slow files of one do not hold back others'."""
 _ALONE = 0.1
 """Seconds of blocks at a time without answers. A message waits as long."""
 
@@ -229,11 +231,17 @@ class PictureEncoder:
 
     def _decode_ahead(self) -> None:
         """Begin to decode the files of the first wishes. Their pixels take memory."""
-        for wish in islice(self._wishes.values(), _DECODED_AHEAD):
+        ahead: Counter[str] = Counter()
+        for wish in self._wishes.values():
+            line = next(iter(wish.waiting)).caller
+            if ahead[line] == _AHEAD_OF_A_CALLER:
+                continue
+            ahead[line] += 1
             if wish.picture.levels is None and wish.decoding is None:
-                line = next(iter(wish.waiting)).caller
                 wish.decoding = self._files.begin(line, wish.picture)
                 self.counts.decoded += wish.decoding is not None
+            if ahead.total() == _DECODED_AHEAD:
+                return
 
     def _run_block(self, running: _Running) -> m.RequestError | None:
         """Run one block; store the rows behind the last. Return a failure, if any."""

@@ -5,8 +5,8 @@ picture at a time. Callers take turns: see FairThreads. A process that dies, or 
 its time, fails its picture with a typed error, and the next picture starts another.
 
 Invariants: every future ends within the bounds of the worker, once its picture has begun. Waiting
-pictures are bounded in number. A cancelled one is never begun. Processes end with this object, and
-with this process. Thread rule: any.
+pictures are bounded in number and bytes. A cancelled one is never begun. Processes end with this
+object, and with this process. Thread rule: any.
 """
 
 import logging
@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ _START_SECONDS = 20.0
 _CLOSED = "this node stops; ask another one"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """A forking process has no other threads, so its libraries start none."""
+_OF_PYTHON = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "HOME", "LD_LIBRARY_PATH")
+"""Variables by which Python finds its modules. No other one reaches a worker: they hold keys."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +81,23 @@ class PictureDecoders:
         self,
         workers: int = 2,
         most_waiting: int = 256,
+        most_waiting_bytes: int = 256 << 20,
         cost: DecodeBounds | None = None,
         decode_source: str = DECODE_SOURCE,
     ) -> None:
         """workers: processes, started with the first pictures. most_waiting: pictures waiting and
-        decoding. cost: of one picture; None: the defaults. decode_source: MODULE:NAME of a Decode.
-        It runs in each child."""
+        decoding. most_waiting_bytes: of their files; the only picture of a caller may be above.
+        cost: of one picture; None: the defaults. decode_source: MODULE:NAME of a Decode. It runs in
+        each child."""
         self._source = decode_source
         self._cost = DecodeBounds() if cost is None else cost
         # A caller alone uses no more than half of the processes.
         self._threads = FairThreads(
             workers, max(1, workers // 2), "tasuki-decode", most_waiting, DecodersBusy
         )
+        self._most_bytes = most_waiting_bytes
+        self._held: Counter[str] = Counter()
+        """Bytes of files waiting and decoding, by line. No number is 0."""
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
@@ -131,7 +139,27 @@ class PictureDecoders:
                 frames.append(each(self._decoded(job, file.content())))
             return then(frames)
 
-        return self._threads.submit(line, work)
+        nbytes = sum(file.nbytes for file in files)
+        self._hold(line, nbytes)
+        try:
+            begun = self._threads.submit(line, work)
+        except BaseException:
+            self._let_go(line, nbytes)
+            raise
+        begun.add_done_callback(lambda _: self._let_go(line, nbytes))
+        return begun
+
+    def _hold(self, line: str, nbytes: int) -> None:
+        """Count a picture's bytes. Raises DecodersBusy above the bound. A caller without another
+        picture passes, so none is shut out by others."""
+        with self._lock:
+            if line in self._held and self._held.total() + nbytes > self._most_bytes:
+                raise DecodersBusy
+            self._held[line] += nbytes
+
+    def _let_go(self, line: str, nbytes: int) -> None:
+        with self._lock:
+            self._held -= Counter({line: nbytes})
 
     def close(self) -> None:
         """End all processes. Pictures in work end with DecoderLost, as do later ones."""
@@ -213,7 +241,7 @@ class _Worker:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    env={**os.environ, **_ONE_THREAD},
+                    env=_environment(),
                 )
         except OSError:
             self._socket.close()
@@ -242,3 +270,9 @@ class _Worker:
         self._process.kill()
         self._socket.close()
         return self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a worker."""
+    kept = {name: os.environ[name] for name in _OF_PYTHON if name in os.environ}
+    return {**kept, **_ONE_THREAD}
