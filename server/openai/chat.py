@@ -352,7 +352,7 @@ def render_chat(
     open_answer: end the prompt with the opening of an assistant turn. For `continue_final_message`,
     the last message is left unclosed. salt: cache salt of the prompt. Raises InvalidRequest,
     PromptTooLong, PictureTooLarge, PictureNotFetched."""
-    reader, renderer = model.picture_reader(), ChatRenderer(model.codec)
+    reader, renderer = model.picture_reader(fields), ChatRenderer(model.codec)
     messages = read_chat_messages(fields, reader)
     variables = read_template_variables(fields)
     check_numbering(variables, pictures_read(reader))

@@ -23,6 +23,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.http.reply import send_json
+from tasuki.server.pictures.fetching.fetcher import PictureFetcher
 from tasuki.server.pictures.node_pictures import NodePictures
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.rendering.chat_template import GENERAL_CLASS, SPECIAL_NAMES
@@ -206,4 +207,10 @@ def served_model(
         strict_fields=config.strict_fields,
         held=HeldBytes.for_messages(config.max_message_mib * 2**20),
         pictures=pictures,
+        fetcher=_fetcher(config, pictures),
     )
+
+
+def _fetcher(config: ServerConfig, pictures: NodePictures | None) -> PictureFetcher | None:
+    hosts = config.fetch_hosts
+    return None if pictures is None or not hosts.names else PictureFetcher(hosts)

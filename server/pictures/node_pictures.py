@@ -15,6 +15,7 @@ from tasuki.pycache.keys import PictureSource
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 
 from .expansion import expanded
+from .fetching.request_addresses import RequestAddresses
 from .part_reader import PictureReader
 from .picture_sizes import KnownFile, MeasuredPicture, PictureSizes
 from .sent_picture import PictureLimits, SentPicture
@@ -37,9 +38,16 @@ class NodePictures:
         self._fps = None if clip is None else clip.fps
         self._sizes = PictureSizes(rules, self._limits, clip=clip)
 
-    def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader:
-        """Return the reader of one request's pictures. before: those of its stored part."""
-        return PictureReader(self._limits, before, self._fps)
+    @property
+    def limits(self) -> PictureLimits:
+        return self._limits
+
+    def reader(
+        self, before: Sequence[SentPicture] = (), addresses: RequestAddresses | None = None
+    ) -> PictureReader:
+        """Return the reader of one request's pictures. before: those of its stored part.
+        addresses: those of the request; None: refused."""
+        return PictureReader(self._limits, before, self._fps, addresses)
 
     def placed(
         self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes, most: int

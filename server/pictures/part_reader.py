@@ -19,7 +19,8 @@ from typing import Any
 from tasuki.server.errors import InvalidField, PictureTooLarge
 
 from .clips import listed_frames, pair_times, paired, read_fps
-from .encoded_bytes import MOST_HEAD, Base64, check_declared, read_base64, read_url
+from .encoded_bytes import MOST_HEAD, Base64, check_declared, is_address, read_base64, read_url
+from .fetching.request_addresses import RequestAddresses
 from .sent_picture import PictureLimits, SentPicture, read_detail
 
 CHAT_PARTS = ("image_url", "image", "input_image")
@@ -48,8 +49,12 @@ def check_part_type(kind: str, place: str) -> None:
 
 
 def pictures_read(reader: "PictureReader | None") -> Sequence[SentPicture]:
-    """Return the pictures read so far; none without a reader."""
-    return () if reader is None else reader.pictures
+    """Return the pictures read so far; none without a reader. Raises PicturesWanted for addresses
+    to fetch first."""
+    if reader is None:
+        return ()
+    reader.check_fetched()
+    return reader.pictures
 
 
 class PictureReader:
@@ -60,11 +65,14 @@ class PictureReader:
         limits: PictureLimits,
         before: Sequence[SentPicture] = (),
         fps: float | None = None,
+        addresses: RequestAddresses | None = None,
     ) -> None:
         """before: pictures of the conversation's stored part. fps: frames a second of clips without
-        their own; None: the model reads no clips."""
+        their own; None: the model reads no clips. addresses: those of the request; None: refused.
+        """
         self._limits = limits
         self._fps = fps
+        self._addresses = addresses
         self._frames = sum(1 for one in before if one.pair is not None for _ in one.frames)
         self._images = sum(1 for one in before if one.pair is None)
         self.pictures: list[SentPicture] = [*before]
@@ -180,9 +188,16 @@ class PictureReader:
         read = read_detail(detail, of_detail)
         return SentPicture(place, self._read_url(value, at), read)
 
-    def _read_url(self, url: Any, place: str) -> Base64:
+    def check_fetched(self) -> None:
+        """Raise PicturesWanted if an address has no content yet."""
+        if self._addresses is not None:
+            self._addresses.check()
+
+    def _read_url(self, url: Any, place: str) -> bytes | Base64:
         if not isinstance(url, str):
             raise InvalidField(place, "must be a URL: send data:image/png;base64,...")
+        if self._addresses is not None and is_address(url):
+            return self._addresses.content(url, place)
         return read_url(url, place, self._limits.each.most_bytes)
 
     def _checked(self, content: bytes, place: str) -> bytes:

@@ -188,7 +188,7 @@ def read_turn(
         before = named.turn
     old = () if before is None else before.messages()
     stored = StoredItems(store, http_request_context(request))
-    reader = model.picture_reader(() if before is None else before.pictures.sent)
+    reader = model.picture_reader(fields, () if before is None else before.pictures.sent)
     begun: Sequence[ChatMessage] = old
     if named is not None:
         begun = read_input(named.uncovered, old, stored, "conversation", reader)
