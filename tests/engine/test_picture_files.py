@@ -154,8 +154,20 @@ def test_an_aborted_request_leaves_no_wish(engine: Lone) -> None:
 
 def test_a_killed_decoder_is_replaced(engine: Lone) -> None:
     assert len(ask(engine, prompt(picture_file(*SIZE)), "first")) == 4
-    (worker,) = encoder(engine)._files._decoders._idle
+    decoders = encoder(engine)._files._decoders
+    (worker,) = decoders._idle
+    # Killed while idle: the next picture gets another one.
     worker.kill()
+    worker._process.wait()
+    assert len(ask(engine, prompt(picture_file(*SIZE), "c", behind=83), "next")) == 4
+    (worker,) = decoders._idle
+    decode = worker.decode
+
+    def killed(*job: object) -> object:
+        worker.kill()
+        return decode(*job)  # type: ignore[arg-type]
+
+    worker.decode = killed  # type: ignore[method-assign, assignment]
     ask(engine, prompt(picture_file(*SIZE), "b", behind=81), "lost")
     error = error_of(engine, "lost")
     assert error.kind is m.ErrorKind.OVERLOADED and "ask again" in error.message

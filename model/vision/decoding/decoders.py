@@ -197,11 +197,19 @@ class PictureDecoders:
 
     def _taken(self) -> "_Worker":
         """Return an idle worker, else a new one. Raises DecoderLost."""
-        with self._lock:
-            if self._is_closed:
-                raise DecoderLost(_CLOSED)
-            if self._idle:
-                return self._idle.pop()
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    raise DecoderLost(_CLOSED)
+                worker = self._idle.pop() if self._idle else None
+            if worker is None:
+                return self._started()
+            if not worker.has_ended:
+                return worker
+            self._drop(worker)
+
+    def _started(self) -> "_Worker":
+        """Return a new worker. Raises DecoderLost."""
         try:
             worker = _Worker(self._source)
         except OSError as error:
@@ -261,6 +269,10 @@ class _Worker:
                 return reply, None
             # A mapping holds a descriptor, and pictures of many requests may wait.
             return reply, mapped_pixels(wanted, job.size).copy()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         self._process.kill()

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from scripts.attack.tally import Tally
 from tasuki.model.vision.config import VisionConfig
 
 _BUSY = (503, 529, 429)
+_CALLERS = 2
 _KILLED_ROUNDS = 6
 
 
@@ -50,7 +52,7 @@ def killed_decoders(attempt: Attempt) -> None:
 
             def kill(over: threading.Event = over) -> None:
                 while not over.is_set():
-                    time.sleep(attempt.rng.uniform(0.0, 0.3))
+                    time.sleep(attempt.rng.uniform(0.0, 1.5))
                     for each in node.workers():
                         with suppress(ProcessLookupError):
                             os.kill(each, signal.SIGKILL)
@@ -87,8 +89,10 @@ def _send(attempt: Attempt, found: Iterable[rows.Row], *flags: str) -> None:
         for _ in attempt.rounds():
             sent = [partial(node.send, row) for row in found]
             attempt.rng.shuffle(sent)
-            with node.watched():
-                attempt.at_once(2, sent)
+            # Every row is tried, however late.
+            with node.watched(), ThreadPoolExecutor(_CALLERS) as pool:
+                for done in [pool.submit(each) for each in sent]:
+                    done.result()
 
 
 @contextmanager

@@ -94,7 +94,9 @@ def of_placeholders(ids: tuple[int, ...]) -> Iterator[Row]:
     text = "<|vision_start|><|image_pad|><|vision_end|>" * 1000
     message = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
     # Text stays text, or is too long.
-    yield Row("names as text", _CHAT, lambda: message, (_ANSWERED, (400, "too_long")))
+    yield Row(
+        "names as text", _CHAT, lambda: message, (_ANSWERED, (400, "context_length_exceeded"))
+    )
 
 
 def of_addresses(port: int) -> Iterator[Row]:
