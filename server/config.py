@@ -11,6 +11,7 @@ from tasuki.server.auth.callers import ANYBODY, CERTIFIED, NO_KEYS, Access, ApiK
 from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
 from tasuki.utils.options import LONGEST_SECONDS, Headings, MostAsked, option
 from tasuki.utils.tls import ServerTls
+from tasuki.utils.urls import check_origin, check_url
 
 from .bind import is_loopback, read_address
 from .discovery.etcd_access import EtcdAccess
@@ -234,6 +235,13 @@ class ServerConfig:
         for name in ("bind", "http_bind", "http_advertise"):
             if getattr(self, name):
                 read_address(name, getattr(self, name))
+        if self.http_etcd:
+            check_url("http_etcd", self.http_etcd, "http://127.0.0.1:2379")
+        if self.otlp_endpoint:
+            check_url("otlp_endpoint", self.otlp_endpoint, "http://127.0.0.1:4317")
+        for origin in _listed(self.allowed_origins):
+            if origin != "*":
+                check_origin("allowed_origins", origin)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
         if self.tls_client_ca and not self.tls_cert:
