@@ -59,7 +59,7 @@ class PictureCounts:
 
 
 @dataclass
-class _Wish:
+class _MissingPicture:
     """A picture whose rows are missing. waiting: requests, each with the index of its picture."""
 
     picture: PlacedPicture
@@ -98,7 +98,7 @@ class _Unreadable(Exception):
 
 
 @dataclass(frozen=True)
-class Unseen:
+class FailedPicture:
     """A request that ends because a picture of it cannot be encoded."""
 
     request: Request
@@ -120,7 +120,7 @@ class PictureEncoder:
         self._clock = clock
         self._held: dict[Request, dict[int, PictureNumber]] = {}
         """Pins by request and index of its picture."""
-        self._wishes: dict[PictureName, _Wish] = {}
+        self._wishes: dict[PictureName, _MissingPicture] = {}
         self._running: _Running | None = None
         self._block_seconds = 0.0
         self.counts = PictureCounts()
@@ -168,7 +168,7 @@ class PictureEncoder:
             name = (request.salt, picture.digest)
             number = self._store.pin(name)
             if number is None:
-                self._wishes.setdefault(name, _Wish(picture)).waiting[request] = index
+                self._wishes.setdefault(name, _MissingPicture(picture)).waiting[request] = index
                 return max(start, run.start)
             self.counts.kept += 1
             held[index] = number
@@ -190,7 +190,7 @@ class PictureEncoder:
                 self._forget(name)
                 self.counts.dropped += 1
 
-    def advance(self, *, beside_answers: bool) -> list[Unseen]:
+    def advance(self, *, beside_answers: bool) -> list[FailedPicture]:
         """Run blocks of encodes for a while, at least one if there is any. Return the requests with
         a failed picture. beside_answers: True for a shorter while, because answers run."""
         if not self._held:
@@ -288,11 +288,11 @@ class PictureEncoder:
             for index in [index for index in held if index < passed]:
                 self._store.unpin(held.pop(index))
 
-    def _fail(self, name: PictureName, error: m.RequestError) -> list[Unseen]:
+    def _fail(self, name: PictureName, error: m.RequestError) -> list[FailedPicture]:
         """Forget the picture. Return the requests that wait for it."""
         waiting = list(self._wishes[name].waiting)
         self._forget(name)
-        return [Unseen(request, error) for request in waiting]
+        return [FailedPicture(request, error) for request in waiting]
 
     def _forget(self, name: PictureName) -> None:
         wish = self._wishes.pop(name)
