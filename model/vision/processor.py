@@ -135,10 +135,18 @@ class ClipRules:
     @staticmethod
     def load(directory: Path | str, config: VisionConfig) -> "ClipRules | None":
         """Return the clip rules of a checkpoint folder; None if it has none. Raises
-        ModelConfigError."""
+        ModelConfigError, also if its colours are not those of images: one tower has one rule."""
         name = "video_preprocessor_config.json"
         fields = _found(Path(directory), name, "video_processor")
-        return None if fields is None else ClipRules.of(fields, config)
+        if fields is None:
+            return None
+        rules = PixelRules.load(directory, config)
+        for colour, wanted in (("image_mean", rules.mean), ("image_std", rules.deviation)):
+            if fields.get(colour) is not None and _colours(fields, colour, 0.0) != wanted:
+                raise fields.error(
+                    colour, f"is {fields.get(colour)}, of images {list(wanted)}", "make them agree"
+                )
+        return ClipRules.of(fields, config)
 
     @staticmethod
     def of(fields: ConfigFields, config: VisionConfig) -> "ClipRules":
