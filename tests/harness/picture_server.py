@@ -49,7 +49,7 @@ def serving_pictures(folder: Path) -> Iterator[PictureServer]:
     async def start() -> web.AppRunner:
         app = web.Application()
         app.router.add_get("/{path:.*}", answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
