@@ -134,8 +134,7 @@ class EngineConfig:
     )
     vision: str = option(
         "auto",
-        "pictures in prompts; auto: if the checkpoint has a vision tower, on a CPU as yet; off: no "
-        "memory for it",
+        "pictures in prompts; auto: if the checkpoint has a vision tower; off: no memory for it",
         ("auto", "off"),
     )
     device: str = option(

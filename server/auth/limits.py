@@ -342,7 +342,7 @@ def submit_bytes(submit: Submit) -> int:
     """Return the bytes of memory of a request to the engine, and of each of its answers."""
     sampling = submit.sampling
     arrays = submit.prompt.nbytes + submit.prediction.nbytes
-    files = sum(len(one.file.data) for one in submit.pictures if one.file is not None)
+    files = sum(len(file.data) for one in submit.pictures for file in one.files)
     numbers = len(submit.marks) + len(sampling.stop_token_ids) + len(sampling.allowed_token_ids)
     numbers += sum(1 + len(word) for word in sampling.bad_words)
     source = 0 if sampling.grammar is None else sys.getsizeof(sampling.grammar.source)

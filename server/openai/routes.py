@@ -23,8 +23,9 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.http.reply import send_json
+from tasuki.server.pictures.blind_pictures import BlindPictures
 from tasuki.server.pictures.fetching.fetcher import PictureFetcher
-from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.pictures.node_pictures import Pictures
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.rendering.chat_template import GENERAL_CLASS, SPECIAL_NAMES
 from tasuki.server.text.stop_strings import StopPlace
@@ -60,7 +61,7 @@ class ModelHandlers:
         return web.json_response(self._card(self._model.named(request.match_info["name"])))
 
     def _card(self, name: str) -> dict[str, Any]:
-        """Return a model card as JSON, with OpenAI's fields, vLLM's fields, and three fields for
+        """Return a model card as JSON: OpenAI's fields, vLLM's, the abilities, and three for
         Anthropic's clients."""
         model = self._model
         return {
@@ -71,10 +72,20 @@ class ModelHandlers:
             "root": model.name,
             "parent": None,
             "max_model_len": model.max_tokens,
+            **_abilities(model),
             "type": "model",
             "display_name": name,
             "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
         }
+
+
+def _abilities(model: ServedModel) -> dict[str, Any]:
+    """Return the fields for what the model takes, as at OpenRouter and at Mistral."""
+    takes = ["text", "image"] if model.sees else ["text"]
+    return {
+        "architecture": {"input_modalities": takes, "output_modalities": ["text"]},
+        "capabilities": {"vision": model.sees},
+    }
 
 
 class TokenHandlers:
@@ -188,12 +199,14 @@ def served_model(
     config: ServerConfig,
     max_tokens: int,
     codec: TextCodec,
-    pictures: NodePictures | None = None,
+    pictures: Pictures | None = None,
 ) -> ServedModel:
     """Return the model served by the HTTP routes. folder: checkpoint folder; also the source of the
     name if the config has none. max_tokens: limit for prompt and answer together. pictures: reads
     those of chats; None: they are refused. Raises GenerationConfigError."""
     name, *aliases = config.model_names(Path(folder))
+    if pictures is None:
+        pictures = BlindPictures.of(name, Path(folder))
     return ServedModel(
         name=name,
         created=int(time.time()),
@@ -205,12 +218,12 @@ def served_model(
         aliases=tuple(aliases),
         whole_calls=config.whole_calls,
         strict_fields=config.strict_fields,
-        held=HeldBytes.for_messages(config.max_message_mib * 2**20),
+        held=HeldBytes.for_messages(config.message_bytes),
         pictures=pictures,
         fetcher=_fetcher(config, pictures),
     )
 
 
-def _fetcher(config: ServerConfig, pictures: NodePictures | None) -> PictureFetcher | None:
+def _fetcher(config: ServerConfig, pictures: Pictures) -> PictureFetcher | None:
     hosts = config.fetch_hosts
-    return None if pictures is None or not hosts.names else PictureFetcher(hosts)
+    return PictureFetcher(hosts) if pictures.sees and hosts.names else None

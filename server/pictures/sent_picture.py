@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from tasuki.model.vision.picture_file import FORMATS, PictureBounds
+from tasuki.model.vision.processor import MOST_SHOWN_PIXELS
 from tasuki.server.errors import InvalidField
 
 from .encoded_bytes import Base64
@@ -57,7 +58,7 @@ class PictureLimits:
     most_pictures: int = 64
     most_frames: int = 768
     most_pixels: int = 256_000_000
-    shown_pixels: int = 4_000_000
+    shown_pixels: int = MOST_SHOWN_PIXELS
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tasuki.engine.pictures.file_levels import FileLevels
 from tasuki.model.vision.decoding.decoders import PictureDecoders
 from tests.harness.decode_stand_ins import OBEYS
 from tests.harness.engines import Lone, submit
+from tests.harness.lost_decoders import lose_next
 from tests.harness.picture_files import picture_file
 from tests.harness.tiny_pictures import RULES, Prompt, assert_idle, encoder, seeing_engine
 from tests.harness.waiting import HANG_SECONDS
@@ -66,10 +67,10 @@ def with_levels(content: bytes) -> Prompt:
         assert not isinstance(placed, m.RequestError) and placed is not None
         reading = files.begin("", placed.pictures[0])
         assert reading is not None
-        levels = reading.result(HANG_SECONDS)
+        levels = reading.result(HANG_SECONDS).levels
     finally:
         files.close()
-    made.pictures = [replace(one, levels=levels, file=None) for one in made.pictures]
+    made.pictures = [replace(one, levels=levels.numpy(), file=None) for one in made.pictures]
     return made
 
 
@@ -160,14 +161,7 @@ def test_a_killed_decoder_is_replaced(engine: Lone) -> None:
     worker.kill()
     worker._process.wait()
     assert len(ask(engine, prompt(picture_file(*SIZE), "c", behind=83), "next")) == 4
-    (worker,) = decoders._idle
-    decode = worker.decode
-
-    def killed(*job: object) -> object:
-        worker.kill()
-        return decode(*job)  # type: ignore[arg-type]
-
-    worker.decode = killed  # type: ignore[method-assign, assignment]
+    lose_next(decoders)
     ask(engine, prompt(picture_file(*SIZE), "b", behind=81), "lost")
     error = error_of(engine, "lost")
     assert error.kind is m.ErrorKind.OVERLOADED and "ask again" in error.message
