@@ -44,7 +44,8 @@ class PictureShape:
 
 @dataclass(frozen=True)
 class PlacedPicture:
-    """One picture of a prompt. levels [patches, values] uint8; None: to be read from the file."""
+    """One picture of a prompt. levels [patches, values] uint8; None: to be read from the file, and
+    the second one of a pair of frames."""
 
     run: PictureRun
     grid: PictureGrid
@@ -52,6 +53,12 @@ class PlacedPicture:
     levels: NDArray[np.uint8] | None
     file: m.PictureFile | None = None
     kind: PictureKind = PictureKind.IMAGE
+    second: m.PictureFile | None = None
+
+    @property
+    def files(self) -> tuple[m.PictureFile, ...]:
+        """Return its files, in the order of its frames."""
+        return tuple(file for file in (self.file, self.second) if file is not None)
 
 
 @dataclass(frozen=True)
@@ -160,4 +167,4 @@ def _placed(prompt: m.Tokens, one: m.PromptPicture, shape: PictureShape) -> Plac
     grid = PictureGrid(one.rows * merge, one.columns * merge, merge)
     run = PictureRun(start, one.rows, one.columns)
     kind = PictureKind.IMAGE if held[0] == shape.tokens.image else PictureKind.VIDEO
-    return PlacedPicture(run, grid, one.digest, one.levels, one.file, kind)
+    return PlacedPicture(run, grid, one.digest, one.levels, one.file, kind, one.second)

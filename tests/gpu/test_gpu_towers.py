@@ -14,7 +14,7 @@ from tasuki.engine.pictures.file_levels import DeviceBytes, FileLevels
 from tasuki.engine.pictures.placed import PlacedPicture
 from tasuki.engine.pictures.row_store import RowStore
 from tasuki.engine.pictures.tower_pace import EncodePart
-from tasuki.engine.scheduling.picture_encoder import PictureEncoder, _Wish
+from tasuki.engine.scheduling.picture_encoder import PictureEncoder, _MissingPicture
 from tasuki.model.known_models import published_tower
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops, TowerBytes
@@ -184,7 +184,7 @@ def test_parts_beside_answers_are_short(
 def wish(encoder: PictureEncoder, name: object, picture: PlacedPicture) -> None:
     """Make a request wait for the picture."""
     request = Asking()
-    encoder._wishes[name] = _Wish(picture, {request: 0})  # type: ignore[index, dict-item]
+    encoder._wishes[name] = _MissingPicture(picture, {request: 0})  # type: ignore[index, dict-item]
     encoder._held[request] = {}  # type: ignore[index]
     encoder._unpin_passed = lambda: None  # type: ignore[method-assign]
 

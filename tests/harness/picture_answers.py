@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tasuki.model.vision.config import VisionConfig
@@ -21,14 +22,10 @@ def special_ids() -> tuple[int, int]:
 
 
 def golden_cases() -> dict[str, dict[str, Any]]:
-    """Return the cases of chats with images, by name."""
+    """Return the cases of chats, by name."""
     file = FOLDER / "golden.json"
     cases = json.loads(file.read_text())["cases"] if file.exists() else []
-    return {
-        case["name"]: case
-        for case in cases
-        if case.get("raw_text") is None and all(item["kind"] == "image" for item in case["items"])
-    }
+    return {case["name"]: case for case in cases if case.get("raw_text") is None}
 
 
 CASES = golden_cases()
@@ -40,10 +37,18 @@ def url_of(name: str) -> str:
     return data_url((FOLDER / "images" / name).read_bytes(), kind)
 
 
+def frame_files(clip: str) -> list[Path]:
+    """Return the files of a golden clip's frames, in order."""
+    return sorted((FOLDER / "images").glob(f"{clip}-*.png"))
+
+
 def part_of(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part of a golden message in OpenAI's form."""
+    """Return a part of a golden message in OpenAI's form, and a clip in Qwen's."""
     if part["type"] == "image":
         return {"type": "image_url", "image_url": {"url": url_of(part["image"])}}
+    if part["type"] == "video":
+        frames = [url_of(file.name) for file in frame_files(part["video"])]
+        return {"type": "video", "video": frames, "fps": 2}
     return dict(part)
 
 
