@@ -41,10 +41,19 @@ class SamplingOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
+class Clip:
+    """A video as frames: the bytes of picture files of equal size. fps: frames a second; None: the
+    model's own."""
+
+    frames: Sequence[bytes]
+    fps: float | None = None
+
+
+@dataclass(frozen=True)
 class Prompt:
     """A prompt: exactly one of text, token_ids and messages.
 
-    A message has a role, and content or parts: texts, and the bytes of picture files.
+    A message has a role, and content or parts: texts, the bytes of picture files, and clips.
     """
 
     text: str | None = None
@@ -71,13 +80,17 @@ class Prompt:
 def _to_proto(message: Mapping[str, Any]) -> pb.Message:
     if "parts" not in message:
         return pb.Message(**message)
-    parts = [
-        pb.MessagePart(text=part)
-        if isinstance(part, str)
-        else pb.MessagePart(picture=pb.Picture(file=part))
-        for part in message["parts"]
-    ]
-    return pb.Message(**{**message, "parts": parts})
+    return pb.Message(**{**message, "parts": map(_part, message["parts"])})
+
+
+def _part(part: str | bytes | Clip) -> pb.MessagePart:
+    match part:
+        case str():
+            return pb.MessagePart(text=part)
+        case Clip():
+            return pb.MessagePart(clip=pb.Clip(frames=part.frames, fps=part.fps or 0.0))
+        case _:
+            return pb.MessagePart(picture=pb.Picture(file=part))
 
 
 def sampling_to_proto(sampling: SamplingOptions) -> pb.Sampling:

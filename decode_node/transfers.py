@@ -25,7 +25,7 @@ from tasuki.decode_node.prefill_router import Chosen
 from tasuki.decode_node.sent_pictures import PicturesNotSent, send_pictures
 from tasuki.engine import messages as m
 from tasuki.engine.messages import transfer_proto as wire
-from tasuki.engine.messages.picture_wire import files_of, runs_to_wire, wanted_from_wire
+from tasuki.engine.messages.picture_wire import runs_to_wire, wanted_from_wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.chunks.chunk import FinishedLayers
 from tasuki.transfer.control.driven_transfer import ReceivingTransfer, SendingTransfer
@@ -337,7 +337,7 @@ class IncomingHandover(IncomingTransfer):
         head = pb.PicturePiece(
             connection_id=self.connection.id, room=self.transfer_id, generation=self.generation
         )
-        pictures = [(index, files_of(self._wanted.pictures[index])) for index in indices]
+        pictures = [(index, self._wanted.pictures[index].files) for index in indices]
         try:
             await send_pictures(self.connection.stub, head, pictures, self._piece_taken)
         except PicturesNotSent as error:

@@ -203,4 +203,4 @@ def is_copy(message: m.PrefillReserve) -> bool:
 
 def _absence(picture: m.PromptPicture) -> str | None:
     """Return why a picture's file is not in this process; None if it is, or needs none."""
-    return None if picture.file is None else picture.file.data.absence
+    return next(filter(None, (file.data.absence for file in picture.files)), None)

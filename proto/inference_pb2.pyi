@@ -64,12 +64,14 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[MessagePart, _Mapping]]] = ...) -> None: ...
 
 class MessagePart(_message.Message):
-    __slots__ = ("text", "picture")
+    __slots__ = ("text", "picture", "clip")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PICTURE_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
     text: str
     picture: Picture
-    def __init__(self, text: _Optional[str] = ..., picture: _Optional[_Union[Picture, _Mapping]] = ...) -> None: ...
+    clip: Clip
+    def __init__(self, text: _Optional[str] = ..., picture: _Optional[_Union[Picture, _Mapping]] = ..., clip: _Optional[_Union[Clip, _Mapping]] = ...) -> None: ...
 
 class Picture(_message.Message):
     __slots__ = ("file", "detail")
@@ -78,6 +80,14 @@ class Picture(_message.Message):
     file: bytes
     detail: str
     def __init__(self, file: _Optional[bytes] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Clip(_message.Message):
+    __slots__ = ("frames", "fps")
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    FPS_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedScalarFieldContainer[bytes]
+    fps: float
+    def __init__(self, frames: _Optional[_Iterable[bytes]] = ..., fps: _Optional[float] = ...) -> None: ...
 
 class Messages(_message.Message):
     __slots__ = ("items",)

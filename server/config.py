@@ -19,6 +19,7 @@ from .discovery.etcd_access import EtcdAccess
 if TYPE_CHECKING:
     # These imports load gRPC and the engine's messages, and would delay every command line.
     from tasuki.server.auth.limits import CallerLimits
+    from tasuki.server.pictures.fetching.addresses import FetchHosts
 
 ENGINE_PLACES = ("auto", "thread", "process")
 STOP_PLACES = ("answer", "everywhere")
@@ -45,6 +46,7 @@ class ServerConfig:
             "http_advertise",
             "etcd_ca",
             "etcd_login",
+            "fetch_pictures",
             "allowed_hosts",
             "allowed_origins",
             "gateway",
@@ -147,6 +149,11 @@ class ServerConfig:
     )
     response_seconds: float = option(86400.0, "how long a response is stored")
     max_connections: int = option(1024, "open at a time, of HTTP and of gRPC each")
+    fetch_pictures: str = option(
+        "",
+        "hosts, separated by commas, whose pictures are fetched by https, and hosts below them; "
+        "none: addresses are refused",
+    )
     allowed_hosts: str = option(
         "",
         "comma-separated HTTP host names besides loopback and the served address; *: any; "
@@ -276,6 +283,8 @@ class ServerConfig:
                     f"{name} must be 0 or more, {LONGEST_SECONDS:g} at most, not "
                     f"{getattr(self, name)}"
                 )
+        # Anything but names of hosts is refused at the start.
+        _ = self.fetch_hosts
         if self.max_connections < 1:
             raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
         if self.session_pictures_mib < 0:
@@ -293,6 +302,13 @@ class ServerConfig:
                 "front_workers need an engine in a process of its own: leave engine_process out, "
                 "or have one front worker"
             )
+
+    @property
+    def fetch_hosts(self) -> "FetchHosts":
+        """Return the hosts of fetched pictures. Raises ValueError."""
+        from tasuki.server.pictures.fetching.addresses import FetchHosts
+
+        return FetchHosts.of(_listed(self.fetch_pictures))
 
     def engine_apart(self, device: str, ranks: int = 1) -> bool:
         """Return True if the engine has a process of its own, False if it is a thread. device: the

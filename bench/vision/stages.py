@@ -18,7 +18,7 @@ from tasuki.engine.pictures.file_levels import FileLevels, Levels
 from tasuki.engine.pictures.placed import PlacedPicture
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops
-from tasuki.model.vision.decoding.decoders import PictureDecoders
+from tasuki.model.vision.decoding.decoders import EncodedPicture, PictureDecoders
 from tasuki.model.vision.picture_file import PictureBounds
 from tasuki.model.vision.pixels import PicturePatches
 from tasuki.model.vision.processor import PixelRules, Size
@@ -81,7 +81,10 @@ def _decode_and_resize(
 
     def decode() -> None:
         waits = [
-            decoders.decode_and(_LINE, partial(_content, one), sent, bounds, len) for one in placed
+            decoders.decode_each(
+                *(_LINE, [EncodedPicture(partial(_content, one), sent, 0)], bounds, len, len)
+            )
+            for one in placed
         ]
         for wait in waits:
             wait.result(_WAIT_SECONDS)

@@ -353,6 +353,7 @@ def _pictures(request: Request) -> tuple[m.PromptPicture, ...]:
             one.digest,
             file=one.file,
             source=one.source,
+            second=one.second,
         )
         for one in request.pictures.pictures
         if one.run.start <= len(request.prompt)

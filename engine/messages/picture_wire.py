@@ -28,7 +28,7 @@ def runs_to_wire(pictures: Sequence[m.PromptPicture]) -> Iterable[pb.PictureRun]
     """Yield the runs of pictures in a Reserve. REQUIRES: each has its file and its source."""
     for one in pictures:
         assert one.source is not None
-        pairs = zip(files_of(one), one.source.media, strict=False)
+        pairs = zip(one.files, one.source.media, strict=False)
         yield pb.PictureRun(
             start=one.start,
             rows=one.rows,
@@ -41,11 +41,6 @@ def runs_to_wire(pictures: Sequence[m.PromptPicture]) -> Iterable[pb.PictureRun]
                 for file, sha256 in pairs
             ],
         )
-
-
-def files_of(picture: m.PromptPicture) -> tuple[m.PictureFile, ...]:
-    """Return the files of a picture, in the order of its frames."""
-    return () if picture.file is None else (picture.file,)
 
 
 def runs_from_wire(runs: Sequence[pb.PictureRun]) -> tuple[m.HandedPicture, ...]:

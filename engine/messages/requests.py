@@ -5,7 +5,7 @@ Plain, immutable values.
 
 import binascii
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from enum import Enum, StrEnum
 from functools import cached_property
@@ -199,7 +199,8 @@ class PromptPicture(Message):
     start: index of its first placeholder, right behind its opening token. rows, columns: of its
     tokens. digest: names its content and size. It comes as a file, or as levels [patches, values]
     uint8: its patches, in the tower's order. source: all that the digest is made from; None:
-    unknown, so another node cannot compute the prompt.
+    unknown, so another node cannot compute the prompt. second: the later frame of a pair; None: the
+    file is all frames.
     """
 
     start: int
@@ -209,6 +210,19 @@ class PromptPicture(Message):
     levels: NDArray[np.uint8] | None = None
     file: PictureFile | None = None
     source: PictureSource | None = None
+    second: PictureFile | None = None
+
+    @property
+    def files(self) -> tuple[PictureFile, ...]:
+        """Return its files, in the order of its frames."""
+        return tuple(file for file in (self.file, self.second) if file is not None)
+
+    def with_files(self, change: Callable[[PictureFile], PictureFile]) -> "PromptPicture":
+        """Return the picture with its files changed."""
+        if self.file is None:
+            return self
+        second = None if self.second is None else change(self.second)
+        return replace(self, file=change(self.file), second=second)
 
     @property
     def run(self) -> KeyedRun:

@@ -9,8 +9,11 @@ the decoders' threads wait for that stream.
 """
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -20,6 +23,7 @@ from tasuki.model.vision.decoding.decoders import (
     DecoderLost,
     DecodersBusy,
     DecodersMissing,
+    EncodedPicture,
     PictureDecoders,
     Pixels,
 )
@@ -35,8 +39,10 @@ from .row_store import RowsGone
 Levels = Tensor
 """Patches of a picture, [patches, values] uint8, on the device of the tower or on the host."""
 
-MOST_DECODED_AHEAD = 4
+MOST_DECODED_AHEAD = 6
 """Largest number of pictures with decoded pixels in memory."""
+MOST_OF_A_CALLER = 4
+"""The same of one caller: slow files of one do not hold back others'."""
 _DECODERS = 2
 """Pictures decoded at the same time."""
 _MOST_RAW_BYTES = 32 * 2**20
@@ -73,6 +79,35 @@ class ReadPicture:
     began: float = 0.0
 
 
+class _Reading:
+    """The times of one picture's stages. One of the decoders' threads."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._last = 0.0
+        self._decode_seconds = self._resize_seconds = 0.0
+
+    def content(self, file: m.PictureFile) -> bytes:
+        """Return a file's content, as the begin of its decoding."""
+        self._last = time.perf_counter()
+        self._began = self._began or self._last
+        return file.content()
+
+    def decoded(self) -> None:
+        self._decode_seconds += self._lap()
+
+    def resized(self) -> None:
+        self._resize_seconds += self._lap()
+
+    def ended(self, levels: Levels) -> ReadPicture:
+        return ReadPicture(levels, self._decode_seconds, self._resize_seconds, self._began)
+
+    def _lap(self) -> float:
+        now, before = time.perf_counter(), self._last
+        self._last = now
+        return now - before
+
+
 class PictureGone(Exception):
     """A picture's rows must be computed, and its file is no longer held."""
 
@@ -102,49 +137,61 @@ class FileLevels:
     def begin(self, line: str, picture: PlacedPicture) -> "Future[ReadPicture] | None":
         """Begin to read a picture's patches from its file; None if too many pictures wait. line:
         of its caller. REQUIRES: the picture has a file."""
-        file = picture.file
-        assert file is not None
-        if file.coding is m.FileCoding.GONE:
+        files = picture.files
+        assert files
+        if any(file.coding is m.FileCoding.GONE for file in files):
             gone: Future[ReadPicture] = Future()
             gone.set_exception(PictureGone())
             return gone
         target = Size(
             picture.grid.rows * self._rules.patch, picture.grid.columns * self._rules.patch
         )
+        reading = _Reading()
 
-        began = 0.0
+        def frame(pixels: Pixels) -> Tensor:
+            reading.decoded()
+            resized = self._resized(torch.from_numpy(pixels), target)
+            reading.resized()
+            return resized
 
-        def content() -> bytes:
-            nonlocal began
-            began = time.perf_counter()
-            return file.content()
+        def patches(frames: Sequence[Tensor]) -> ReadPicture:
+            levels = self._patches(frames)
+            reading.resized()
+            return reading.ended(levels)
 
-        def patches(pixels: Pixels) -> ReadPicture:
-            decoded = time.perf_counter()
-            levels = self._patches(torch.from_numpy(pixels), target)
-            return ReadPicture(levels, decoded - began, time.perf_counter() - decoded, began)
-
-        sent = Size(file.height, file.width)
+        encoded = [
+            EncodedPicture(
+                partial(reading.content, file), Size(file.height, file.width), len(file.data)
+            )
+            for file in files
+        ]
         try:
-            return self._decoders.decode_and(line, content, sent, self._bounds, patches)
+            return self._decoders.decode_each(line, encoded, self._bounds, frame, patches)
         except DecodersBusy:
             return None
 
-    def _patches(self, image: Tensor, target: Size) -> Levels:
-        """Return the patches of an image [height, width, 3], resized to the target. On a GPU they
-        are complete there, or pinned on the host."""
-        if self._stream is None:
-            return self._resized(image, target)
+    def _resized(self, image: Tensor, target: Size) -> Tensor:
+        """Return a frame [height, width, 3] resized to the target; a large one on the host."""
+        if self._stream is None or image.nbytes > _MOST_RAW_BYTES:
+            return resample(image, target.height, target.width)
         with torch.cuda.stream(self._stream):
-            if image.nbytes > _MOST_RAW_BYTES:
-                return self._resized(image, target).pin_memory()
-            levels = self._resized(moved(image, self._device), target)
+            resized = resample(moved(image, self._device), target.height, target.width)
+            self._stream.synchronize()
+            return resized
+
+    def _patches(self, frames: Sequence[Tensor]) -> Levels:
+        """Return the patches of resized frames. On a GPU they are complete there, or pinned on the
+        host."""
+        # An image is all frames of a picture, and so is an odd last frame.
+        repeated = [*frames, *repeat(frames[-1], self._rules.frames - len(frames))]
+        if self._stream is None:
+            return patches_of(repeated, self._rules).levels
+        with torch.cuda.stream(self._stream):
+            levels = patches_of(repeated, self._rules).levels
+            if not levels.is_cuda:
+                return levels.pin_memory()
             self._stream.synchronize()
             return levels
-
-    def _resized(self, image: Tensor, target: Size) -> Levels:
-        resized = resample(image, target.height, target.width)
-        return patches_of([resized] * self._rules.frames, self._rules).levels
 
     def close(self) -> None:
         """End the decoders' processes."""

@@ -17,8 +17,10 @@ from tasuki.pycache.keys import Keys, PictureDigest, PromptTokens, picture_keys
 
 from .placed import PictureShape, PlacedPicture, PlacedPictures
 
-_FILES: Mapping[str, tuple[int, ...]] = {PictureKind.IMAGE: (1,)}
+_FILES: Mapping[str, tuple[int, ...]] = {PictureKind.IMAGE: (1,), PictureKind.VIDEO: (1, 2)}
 """Numbers of files of a picture, by its kind."""
+PairOfFiles = tuple[m.PictureFile | None, m.PictureFile | None]
+"""A picture's file, and the later frame's of a pair."""
 
 
 def handed_pictures(
@@ -63,12 +65,16 @@ def with_files(
 ) -> PlacedPictures:
     """Return the pictures with the files that came, each at all places of its picture. files: bytes
     by the picture's index. REQUIRES: the digests of the bytes were compared."""
-    came: dict[PictureDigest, m.PictureFile] = {}
+    came: dict[PictureDigest, PairOfFiles] = {}
     for index, contents in files.items():
         place = f"picture {index + 1} of the prompt"
         named = zip(contents, handed[index].files, strict=True)
-        (came[handed[index].digest],) = (_file(*one, place) for one in named)
-    found = (replace(one, file=came.get(one.digest, one.file)) for one in pictures.pictures)
+        first, *more = (_file(*one, place) for one in named)
+        came[handed[index].digest] = first, (more[0] if more else None)
+    found = []
+    for one in pictures.pictures:
+        file, second = came.get(one.digest, (one.file, one.second))
+        found.append(replace(one, file=file, second=second))
     return PlacedPictures(tuple(found), pictures.keys)
 
 

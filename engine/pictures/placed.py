@@ -56,8 +56,9 @@ class PictureShape:
 
 @dataclass(frozen=True)
 class PlacedPicture:
-    """One picture of a prompt. levels [patches, values] uint8; None: to be read from the file.
-    file: None: it is still at another node. source: as in PromptPicture."""
+    """One picture of a prompt. levels [patches, values] uint8; None: to be read from the file, and
+    the second one of a pair of frames. file: None: it is still at another node. source: as in
+    PromptPicture."""
 
     run: PictureRun
     grid: PictureGrid
@@ -66,11 +67,17 @@ class PlacedPicture:
     file: m.PictureFile | None = None
     kind: PictureKind = PictureKind.IMAGE
     source: PictureSource | None = None
+    second: m.PictureFile | None = None
 
     @property
     def is_here(self) -> bool:
         """Return True if its pixels are on this node, decoded or not."""
         return self.levels is not None or self.file is not None
+
+    @property
+    def files(self) -> tuple[m.PictureFile, ...]:
+        """Return its files, in the order of its frames."""
+        return tuple(file for file in (self.file, self.second) if file is not None)
 
 
 @dataclass(frozen=True)
@@ -185,4 +192,4 @@ def _placed(prompt: m.Tokens, one: m.PromptPicture, shape: PictureShape) -> Plac
     grid = PictureGrid(one.rows * merge, one.columns * merge, merge)
     run = PictureRun(start, one.rows, one.columns)
     kind = PictureKind.IMAGE if held[0] == shape.tokens.image else PictureKind.VIDEO
-    return PlacedPicture(run, grid, one.digest, one.levels, one.file, kind, one.source)
+    return PlacedPicture(run, grid, one.digest, one.levels, one.file, kind, one.source, one.second)

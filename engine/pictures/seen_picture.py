@@ -87,7 +87,7 @@ def _use(picture: PlacedPicture, seen: SeenPicture) -> PictureUse:
         place="" if file is None else file.place,
         start=picture.run.start,
         tokens=picture.run.tokens,
-        bytes=0 if file is None else file.size,
+        bytes=sum(each.size for each in picture.files),
         decode_seconds=stages.decode,
         resize_seconds=stages.resize,
         tower_seconds=stages.tower,

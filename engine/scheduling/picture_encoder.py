@@ -24,6 +24,7 @@ engine loop's. Invariant: a request that is over, or retracted, has neither pin 
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from torch import Tensor
 from tasuki.engine import messages as m
 from tasuki.engine.pictures.file_levels import (
     MOST_DECODED_AHEAD,
+    MOST_OF_A_CALLER,
     FileLevels,
     ReadPicture,
     unreadable,
@@ -84,7 +86,7 @@ class _Waiting:
 
 
 @dataclass
-class _Wish:
+class _MissingPicture:
     """A picture whose rows are missing. waiting: requests, the first one's first. later: requests
     that wait for another picture first."""
 
@@ -158,7 +160,7 @@ class _Unreadable(Exception):
 
 
 @dataclass(frozen=True)
-class Unseen:
+class FailedPicture:
     """A request that ends because a picture of it cannot be encoded."""
 
     request: Request
@@ -186,7 +188,7 @@ class PictureEncoder:
         self._clock = clock
         self._held: dict[Request, dict[int, PictureNumber]] = {}
         """Pins by request and index of its picture."""
-        self._wishes: dict[PictureName, _Wish] = {}
+        self._wishes: dict[PictureName, _MissingPicture] = {}
         self._running: _Running | None = None
         self._block_seconds = 0.0
         self._flops = EncodeFlops.of(tower.config)
@@ -276,7 +278,7 @@ class PictureEncoder:
             name = (request.salt, picture.digest)
             number = self._store.pin(name)
             if number is None:
-                wish = self._wishes.setdefault(name, _Wish(picture))
+                wish = self._wishes.setdefault(name, _MissingPicture(picture))
                 if not wish.picture.is_here:
                     wish.picture = picture
                 wish.waiting.setdefault(request, _Waiting(index, self._clock()))
@@ -294,7 +296,7 @@ class PictureEncoder:
             name = (request.salt, picture.digest)
             wish = self._wishes.get(name)
             if picture.run.start < request.length and not self._store.has(name):
-                wish = wish or self._wishes.setdefault(name, _Wish(picture))
+                wish = wish or self._wishes.setdefault(name, _MissingPicture(picture))
                 if request not in wish.waiting:
                     wish.later.add(request)
 
@@ -316,7 +318,9 @@ class PictureEncoder:
                 self._give_up(name)
                 self.counts.dropped += waited
 
-    def advance(self, step_seconds: float | None, *, in_flight: bool = False) -> list[Unseen]:
+    def advance(
+        self, step_seconds: float | None, *, in_flight: bool = False
+    ) -> list[FailedPicture]:
         """Run blocks of encodes for a while, at least one if there is any. Return the requests with
         a failed picture. step_seconds: of a step of the running answers, for a shorter while; None:
         no answers run. in_flight: True if a forward is; then the loop waits for that, and not
@@ -383,12 +387,19 @@ class PictureEncoder:
 
     def _decode_ahead(self) -> None:
         """Begin to decode the files of the first wishes. Their pixels take memory."""
-        wishes = sorted(self._wishes.values(), key=lambda wish: not wish.waiting)
-        for wish in wishes[:MOST_DECODED_AHEAD]:
-            if wish.picture.levels is None and wish.decoding is None and wish.picture.file:
-                line = next(iter([*wish.waiting, *wish.later])).caller
+        ahead: Counter[str] = Counter()
+        for wish in sorted(self._wishes.values(), key=lambda wish: not wish.waiting):
+            if not wish.picture.is_here:
+                continue
+            line = next(iter([*wish.waiting, *wish.later])).caller
+            if ahead[line] == MOST_OF_A_CALLER:
+                continue
+            ahead[line] += 1
+            if wish.picture.levels is None and wish.decoding is None:
                 wish.decoding = self._files.begin(line, wish.picture)
                 self.counts.decoded += wish.decoding is not None
+            if ahead.total() == MOST_DECODED_AHEAD:
+                return
 
     def _launch(self, running: _Running, seconds: float) -> EncodePart:
         """Launch blocks for about `seconds` seconds, and what follows the last. Return them as a
@@ -460,13 +471,13 @@ class PictureEncoder:
             for index in [index for index in held if index < passed]:
                 self._store.unpin(held.pop(index))
 
-    def _fail(self, name: PictureName, error: m.RequestError) -> list[Unseen]:
+    def _fail(self, name: PictureName, error: m.RequestError) -> list[FailedPicture]:
         """Forget the picture. Return the requests that wait for it."""
         self._tally.failed(error)
         wish = self._wishes[name]
         waiting = [*wish.waiting, *wish.later]
         self._forget(name)
-        return [Unseen(request, error) for request in waiting]
+        return [FailedPicture(request, error) for request in waiting]
 
     def _give_up(self, name: PictureName) -> None:
         """Forget a picture no request waits for now. Requests that wait for another one first keep

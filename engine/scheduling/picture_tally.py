@@ -81,5 +81,10 @@ def media_bytes(requests: Iterable[Request]) -> int:
     """Return the bytes of the picture files of requests, each counted once. Answers to one prompt
     share its pictures."""
     prompts = {id(one.pictures): one.pictures for one in requests if one.pictures is not None}
-    files = {id(one.file): one.file for prompt in prompts.values() for one in prompt.pictures}
-    return sum(file.size for file in files.values() if file is not None)
+    files = {
+        id(file): file
+        for prompt in prompts.values()
+        for one in prompt.pictures
+        for file in one.files
+    }
+    return sum(file.size for file in files.values())

@@ -13,7 +13,7 @@ from tasuki.engine.pictures.row_store import PictureNumber
 from tasuki.engine.pictures.sight import Sight
 from tasuki.engine.request import Prefilling, Request
 
-from .picture_encoder import PictureEncoder, PictureWork, Unseen, no_work
+from .picture_encoder import FailedPicture, PictureEncoder, PictureWork, no_work
 from .picture_tally import media_bytes
 
 _NO_TOWER = m.RequestError(
@@ -86,11 +86,15 @@ class PicturesElsewhere:
         rows = dict.fromkeys(("pinned", "kept", "free"), 0)
         return m.PictureStats({}, {}, rows, media_bytes(requests), decoders_lost=0)
 
-    def advance(self, step_seconds: float | None, *, in_flight: bool = False) -> list[Unseen]:
+    def advance(
+        self, step_seconds: float | None, *, in_flight: bool = False
+    ) -> list[FailedPicture]:
         """Return the requests that need a row here: each ends with an error. step_seconds,
         in_flight: without effect."""
         waiting, self._waiting = self._waiting, {}
-        return [Unseen(one, _NO_TOWER) for one in waiting if isinstance(one.state, Prefilling)]
+        return [
+            FailedPicture(one, _NO_TOWER) for one in waiting if isinstance(one.state, Prefilling)
+        ]
 
 
 Pictures: TypeAlias = PictureEncoder | PicturesElsewhere

@@ -113,7 +113,10 @@ class PixelRules:
     def grid(self, given: Size) -> PictureGrid:
         """Return the grid of patches for an image. given: its size before the resize. Raises
         PictureError."""
-        size = self.size(given)
+        return self.grid_of(self.size(given))
+
+    def grid_of(self, size: Size) -> PictureGrid:
+        """Return the grid of patches for an image of a size after the resize."""
         return PictureGrid(size.height // self.patch, size.width // self.patch, self.merge)
 
 
@@ -121,7 +124,8 @@ class PixelRules:
 class ClipRules:
     """Rules for a video clip. least, most: least and largest number of pixels of all frames
     together, after the resize. fps: frames sampled per second. fewest_frames, most_frames: limits
-    on a clip's frames. frame_tokens: limit on one frame's tokens; None: no limit."""
+    on a clip's frames. frame_tokens: limit on one frame's tokens; None: no limit. frame_pixels: of
+    one frame, after the resize; None: no limit."""
 
     least: int
     most: int
@@ -129,14 +133,23 @@ class ClipRules:
     fewest_frames: int
     most_frames: int
     frame_tokens: int | None
+    frame_pixels: int | None = None
 
     @staticmethod
     def load(directory: Path | str, config: VisionConfig) -> "ClipRules | None":
         """Return the clip rules of a checkpoint folder; None if it has none. Raises
-        ModelConfigError."""
+        ModelConfigError, also if its colours are not those of images: one tower has one rule."""
         name = "video_preprocessor_config.json"
         fields = _found(Path(directory), name, "video_processor")
-        return None if fields is None else ClipRules.of(fields, config)
+        if fields is None:
+            return None
+        rules = PixelRules.load(directory, config)
+        for colour, wanted in (("image_mean", rules.mean), ("image_std", rules.deviation)):
+            if fields.get(colour) is not None and _colours(fields, colour, 0.0) != wanted:
+                raise fields.error(
+                    colour, f"is {fields.get(colour)}, of images {list(wanted)}", "make them agree"
+                )
+        return ClipRules.of(fields, config)
 
     @staticmethod
     def of(fields: ConfigFields, config: VisionConfig) -> "ClipRules":
@@ -153,6 +166,10 @@ class ClipRules:
             frame_tokens=fields.size("max_video_tokens", _FRAME_TOKENS) if capped else None,
         )
 
+    def limited(self, pixels: int) -> "ClipRules":
+        """Return the same rules with at most `pixels` pixels of a frame after the resize."""
+        return replace(self, frame_pixels=pixels)
+
     def size(self, frames: int, given: Size, rules: PixelRules) -> Size:
         """Return the size of each frame of a clip after the resize. frames: number of frames;
         given: their size before. Raises PictureError."""
@@ -162,13 +179,16 @@ class ClipRules:
         if self.frame_tokens is not None:
             even = min(self.frame_tokens * rules.factor**2, self.most // frames)
             most = max(even, int(self.least * _FLOOR)) * frames
-        factor = rules.factor
+        least, factor = self.least, rules.factor
+        if self.frame_pixels is not None:
+            most = min(most, max(self.frame_pixels, factor**2) * frames)
+            least = min(least, most)
         if min(given.height, given.width) < factor:
             scale = max(factor / given.height, factor / given.width)
             given = Size(int(given.height * scale), int(given.width * scale))
         _check_aspect(given)
         counted = round(frames / rules.frames) * rules.frames
-        return _fitted(given, frames, counted, rules, _Limits(self.least, most))
+        return _fitted(given, frames, counted, rules, _Limits(least, most))
 
 
 @dataclass(frozen=True)

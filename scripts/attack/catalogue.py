@@ -27,6 +27,7 @@ from scripts.attack.attacks.rogue_fetch import rogue_fetch
 from scripts.attack.attacks.rogue_prefill import rogue_prefill
 from scripts.attack.attacks.rogue_receiver import rogue_receiver
 from scripts.attack.attacks.scopes import foreign_requests, forged_keys, scope_walk
+from scripts.attack.pictures.attacks import killed_decoders, odd_pictures, picture_addresses
 
 ATTACKS = (
     Attack("forged keys", forged_keys),
@@ -51,6 +52,9 @@ ATTACKS = (
     Attack("socket frames", socket_frames),
     Attack("background storm", background_storm),
     Attack("conversation flood", conversation_flood),
+    Attack("odd pictures", odd_pictures),
+    Attack("addresses of pictures", picture_addresses),
+    Attack("killed decoders of pictures", killed_decoders),
     Attack("rogue receiver", rogue_receiver),
     Attack("rogue fetch", rogue_fetch),
     Attack("rogue prefill node", rogue_prefill),

@@ -3,7 +3,7 @@
 Pure functions; an error names the position of the wrong value.
 
 Content: a text, or blocks of text, thinking, tool calls and tool results. Documents and blocks of
-Anthropic's own tools are rejected by type, and so are images without a PictureReader.
+Anthropic's own tools are rejected by type, and so are pictures without a PictureReader.
 
 Thinking: the request's settings, and the thinking blocks sent back by the client. A thinking block
 carries a signature, and clients send both back. If the thinking text is not shown to the client,
@@ -15,7 +15,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,11 +23,12 @@ from tasuki.server.errors import InvalidField
 from tasuki.server.openai.messages import message_items
 from tasuki.server.openai.request_fields import RequestFields, is_among, required
 from tasuki.server.openapi.anthropic_fields import ABSENT, DISPLAYS
-from tasuki.server.pictures.part_reader import MESSAGE_BLOCKS, PictureReader
+from tasuki.server.pictures.clips import CLIP_PARTS
+from tasuki.server.pictures.part_reader import MESSAGE_BLOCKS, PictureReader, check_part_type
 from tasuki.server.text.chat_message import (
     ChatMessage,
     ConversationBuilder,
-    ShownContent,
+    MessageContent,
     ToolCall,
 )
 from tasuki.server.text.chat_renderer import effort_of_budget
@@ -94,32 +95,33 @@ def read_thinking(thinking: str, signature: str) -> str:
 
 
 Read = TypeVar("Read")
+Readers = Mapping[str, Callable[[dict[str, Any], str], Read]]
+"""Reader of each type of block. Arguments: the block, its place."""
 
 
-def blocks_of(content: Any, place: str) -> list[dict[str, Any]]:
-    """Return a message's content as a list of blocks. A string becomes one text block. Raises
+def blocks_of(content: Any, place: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the blocks of a message, each with its place. A string is one text block. Raises
     InvalidField if the content is no list, or a block has no type."""
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        content = [{"type": "text", "text": content}]
     if not isinstance(content, list):
         raise InvalidField(place, "must be a string or a list of blocks")
     for index, block in enumerate(content):
+        at = f"{place}[{index}]"
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            raise InvalidField(f"{place}[{index}]", "must be an object with a type")
-    return content
+            raise InvalidField(at, "must be an object with a type")
+        yield block, at
 
 
-def read_blocks(
-    content: Any, place: str, readers: dict[str, Callable[[dict[str, Any], str], Read]]
-) -> Iterator[tuple[str, Read]]:
-    """Yield the type of each block of a message and the result of its reader. readers: function for
-    each block type. Raises InvalidField for a type without a reader."""
-    for index, block in enumerate(blocks_of(content, place)):
-        kind, at = block["type"], f"{place}[{index}]"
-        if kind not in readers:
-            known = ", ".join(readers)
-            raise InvalidField(at, f"is of type {kind:.40}, which is not served here: use {known}")
-        yield kind, readers[kind](block, at)
+def read_block(block: dict[str, Any], place: str, readers: Readers[Read]) -> Read:
+    """Return the result of the reader of a block's type. Raises InvalidField for a type without
+    one."""
+    kind = block["type"]
+    if kind not in readers:
+        check_part_type(kind, place)
+        known = ", ".join(readers)
+        raise InvalidField(place, f"is of type {kind:.40}, which is not served here: use {known}")
+    return readers[kind](block, place)
 
 
 def read_text(block: dict[str, Any], place: str) -> str:
@@ -127,12 +129,6 @@ def read_text(block: dict[str, Any], place: str) -> str:
     if not is_among(block.get("citations"), ABSENT):
         raise InvalidField(f"{place}.citations", "are not shown to the model: leave them out")
     return text
-
-
-def texts_of(content: Any, place: str) -> str:
-    """Return the joined texts of content made only of text blocks. Raises InvalidField for other
-    blocks."""
-    return "".join(text for _, text in read_blocks(content, place, {"text": read_text}))
 
 
 def read_tool_use(block: dict[str, Any], place: str) -> ToolCall:
@@ -144,7 +140,8 @@ def read_thinking_block(block: dict[str, Any], place: str) -> str:
     return read_thinking(thinking, signature if isinstance(signature, str) else "")
 
 
-ASSISTANT_BLOCKS: dict[str, Callable[[dict[str, Any], str], str | ToolCall]] = {
+_TEXTS: Readers[str] = {"text": read_text}
+ASSISTANT_BLOCKS: Readers[str | ToolCall] = {
     "text": read_text,
     "thinking": read_thinking_block,
     "tool_use": read_tool_use,
@@ -189,25 +186,24 @@ def read_conversation(fields: RequestFields, pictures: PictureReader | None = No
     return Conversation(tuple(reader.messages), tuple(reader.breakpoints))
 
 
-_Adds = Callable[[dict[str, Any], str], None]
-"""Adds a block to the conversation. Arguments: the block, its place."""
-
-
 class _Reader:
     """A reader of a request's messages, one after the other. One message of Anthropic's API may
-    become several template messages, because a template takes each tool result as its own
-    message."""
+    become several template messages, because a template takes each tool result as its own message.
+    A list of blocks is walked once."""
 
     def __init__(self, pictures: PictureReader | None) -> None:
         self._builder = ConversationBuilder()
         self._pictures = pictures
-        self._shown = ShownContent()
-        self._result_blocks: dict[str, _Adds] = {"text": self._add_text}
+        self._shown = MessageContent()
+        self._result_blocks: dict[str, Callable[[dict[str, Any], str], None]] = {
+            "text": self._add_text
+        }
         if pictures is not None:
             self._result_blocks |= dict.fromkeys(MESSAGE_BLOCKS, self._add_picture)
+            self._result_blocks |= dict.fromkeys(CLIP_PARTS, self._add_clip)
         self._user_blocks = {**self._result_blocks, "tool_result": self._add_tool_result}
         self.breakpoints: dict[int, None] = {}
-        self._asked = 0
+        self._asked = self._answered = 0
 
     @property
     def messages(self) -> list[ChatMessage]:
@@ -215,21 +211,19 @@ class _Reader:
 
     def instructions(self, content: Any, place: str) -> None:
         """Add the request's `system` content before the conversation."""
-        texts = (text for _, text in read_blocks(content, place, {"text": read_text}))
-        self._builder.system("".join(_BILLING_LINE.sub("", text) for text in texts))
-        self._marks(content, place)
+        texts = self._read(content, place, _TEXTS)
+        self._builder.system("".join(_BILLING_LINE.sub("", text) for _, text in texts))
+        self._mark()
 
     def system(self, content: Any, place: str) -> None:
-        self._builder.system(texts_of(content, place))
-        self._marks(content, place)
+        self._builder.system("".join(text for _, text in self._read(content, place, _TEXTS)))
+        self._mark()
 
     def user(self, content: Any, place: str) -> None:
-        for _ in read_blocks(content, place, self._user_blocks):
-            pass
-        if self._shown.is_empty and not blocks_of(content, place):
+        if not self._read(content, place, self._user_blocks):
             self._shown.text("")
         self._say()
-        self._marks(content, place)
+        self._mark()
 
     def _add_text(self, block: dict[str, Any], place: str) -> None:
         self._shown.text(read_text(block, place))
@@ -239,22 +233,26 @@ class _Reader:
         self._pictures.message_block(block, place)
         self._shown.picture()
 
+    def _add_clip(self, block: dict[str, Any], place: str) -> None:
+        assert self._pictures is not None
+        self._shown.clip(self._pictures.clip(block, place))
+
     def _add_tool_result(self, block: dict[str, Any], place: str) -> None:
         """Add a tool result as a message of its own. `is_error` is ignored, because templates have
         no field for it. The text describes the error."""
         required(block, "tool_use_id", str, place)
         self._say()
         if block.get("content") is not None:
-            for _ in read_blocks(block["content"], f"{place}.content", self._result_blocks):
-                pass
+            for inner, at in blocks_of(block["content"], f"{place}.content"):
+                read_block(inner, at, self._result_blocks)
         self._builder.tool(self._shown.content, self._shown.pictures)
-        self._shown = ShownContent()
+        self._shown = MessageContent()
 
     def assistant(self, content: Any, place: str) -> None:
         thoughts: list[str] = []
         texts: list[str] = []
         calls: list[ToolCall] = []
-        for kind, read in read_blocks(content, place, ASSISTANT_BLOCKS):
+        for kind, read in self._read(content, place, ASSISTANT_BLOCKS):
             if isinstance(read, ToolCall):
                 calls.append(read)
             else:
@@ -264,7 +262,7 @@ class _Reader:
         for call in calls:
             self._builder.call(call)
         self._builder.end_turn()
-        self._marks(content, place)
+        self._mark()
 
     def breakpoint_here(self) -> None:
         self.breakpoints[len(self.messages)] = None
@@ -273,15 +271,23 @@ class _Reader:
         """Add the user's content read so far, if there is any."""
         if not self._shown.is_empty:
             self._builder.user(self._shown.content, self._shown.pictures)
-            self._shown = ShownContent()
+            self._shown = MessageContent()
 
-    def _marks(self, content: Any, place: str) -> None:
-        """Set a checkpoint at the message's end if any of its blocks has `cache_control`. Raises
-        InvalidField if too many blocks of the request have it."""
-        for index, block in enumerate(blocks_of(content, place)):
-            if _asks_for_cache(block.get("cache_control"), f"{place}[{index}].cache_control"):
-                self._asked += 1
-                self.breakpoint_here()
+    def _read(self, content: Any, place: str, readers: Readers[Read]) -> list[tuple[str, Read]]:
+        """Return the type of each block of a message and the result of its reader. Count the
+        blocks that ask for a checkpoint."""
+        found = []
+        for block, at in blocks_of(content, place):
+            found.append((str(block["type"]), read_block(block, at, readers)))
+            self._asked += _asks_for_cache(block.get("cache_control"), f"{at}.cache_control")
+        return found
+
+    def _mark(self) -> None:
+        """Set a checkpoint at the message's end if any of its blocks asked for one. Raises
+        InvalidField if too many blocks of the request did."""
+        if self._asked > self._answered:
+            self._answered = self._asked
+            self.breakpoint_here()
         if self._asked > _MAX_BREAKPOINTS:
             raise InvalidField(
                 "cache_control", f"is in {self._asked} blocks: a maximum of {_MAX_BREAKPOINTS} may"

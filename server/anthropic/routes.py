@@ -160,8 +160,9 @@ def _read_prompt(
     settings."""
     fields.refuse_unknown(OF_MESSAGES)
     _check_context_edits(fields)
-    reader = model.picture_reader()
+    reader = model.picture_reader(fields)
     conversation = read_conversation(fields, reader)
+    pictures = pictures_read(reader)
     tools, salt = read_message_tools(fields), prompt_salt(request, fields)
     rendered = ChatRenderer(model.codec).conversation(
         conversation.messages,
@@ -171,7 +172,7 @@ def _read_prompt(
         variables=_template_variables(model.codec, fields, choice),
         breakpoints=conversation.breakpoints,
     )
-    return model.with_pictures(rendered, pictures_read(reader), salt), tools
+    return model.with_pictures(rendered, pictures, salt), tools
 
 
 def _read_options(

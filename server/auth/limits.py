@@ -385,7 +385,7 @@ def _picture_bytes(picture: PromptPicture) -> int:
 
 def media_bytes(pictures: Iterable[PromptPicture]) -> int:
     """Return the encoded bytes of pictures."""
-    return sum(len(one.file.data) for one in pictures if one.file is not None)
+    return sum(len(file.data) for one in pictures for file in one.files)
 
 
 def score_bytes(submit: Submit, written: int = 0) -> int:

@@ -38,7 +38,7 @@ from tasuki.server.request_checks import (
     check_seconds,
     check_vocabulary,
 )
-from tasuki.server.text.chat_message import ChatMessage, ShownContent
+from tasuki.server.text.chat_message import ChatMessage, MessageContent
 from tasuki.server.text.chat_renderer import (
     MAX_MESSAGES,
     ChatRenderer,
@@ -139,7 +139,7 @@ def _message(item: pb.Message, place: str, pictures: PictureReader | None) -> Ch
         raise InvalidField(place, "has both content and parts: send one of them")
     if item.role not in ("user", "tool"):
         raise InvalidField(f"{place}.parts", "need the role user or tool: send content")
-    shown = ShownContent()
+    shown = MessageContent()
     for index, part in enumerate(item.parts):
         at = f"{place}.parts[{index}]"
         match part.WhichOneof("part"):
@@ -150,8 +150,12 @@ def _message(item: pb.Message, place: str, pictures: PictureReader | None) -> Ch
                     raise PictureUnseen(at, "is a picture, and this node sees none: send text")
                 pictures.file(part.picture.file, part.picture.detail, at)
                 shown.picture()
+            case "clip":
+                if pictures is None:
+                    raise InvalidField(at, "is a video: only text is served")
+                shown.clip(pictures.files(part.clip.frames, part.clip.fps, at))
             case _:
-                raise InvalidField(at, "is empty: set text or picture")
+                raise InvalidField(at, "is empty: set text, picture or clip")
     return ChatMessage(item.role, shown.content, pictures=shown.pictures)
 
 

@@ -17,6 +17,7 @@ from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.auth.limits import ids_bytes, score_bytes, submit_bytes, value_bytes
 from tasuki.server.errors import InvalidField
 from tasuki.server.openapi.openai_fields import OF_CHATS
+from tasuki.server.pictures.clips import check_numbering
 from tasuki.server.pictures.part_reader import pictures_read
 from tasuki.server.request_checks import check_length, checked_prediction
 from tasuki.server.text.chat_message import ChatMessage
@@ -351,8 +352,10 @@ def render_chat(
     open_answer: end the prompt with the opening of an assistant turn. For `continue_final_message`,
     the last message is left unclosed. salt: cache salt of the prompt. Raises InvalidRequest,
     PromptTooLong, PictureTooLarge, PictureNotFetched."""
-    reader, renderer = model.picture_reader(), ChatRenderer(model.codec)
+    reader, renderer = model.picture_reader(fields), ChatRenderer(model.codec)
     messages = read_chat_messages(fields, reader)
+    variables = read_template_variables(fields)
+    check_numbering(variables, pictures_read(reader))
     goes_on = fields.flag("continue_final_message")
     if goes_on:
         _check_goes_on(messages, open_answer)
@@ -361,7 +364,7 @@ def render_chat(
         open_answer=open_answer,
         salt=salt,
         tools=read_tools(fields),
-        variables=read_template_variables(fields),
+        variables=variables,
     )
     if goes_on:
         rendered = renderer.without_closing(rendered)

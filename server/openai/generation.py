@@ -25,6 +25,13 @@ from tasuki.server.http.bounded_reading import read_body
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.headers import add_header, http_request_id
 from tasuki.server.http.reply import AnswerWriter, Choice, StreamedReply, WholeReply
+from tasuki.server.pictures.fetching.fetcher import PictureFetcher
+from tasuki.server.pictures.fetching.request_addresses import (
+    Fetched,
+    PicturesWanted,
+    RequestAddresses,
+    fetch_all,
+)
 from tasuki.server.pictures.node_pictures import Pictures
 from tasuki.server.pictures.part_reader import PictureReader
 from tasuki.server.pictures.sent_picture import SentPicture
@@ -85,7 +92,8 @@ class ServedModel:
     Messages requests without the field `thinking`. aliases: further model names accepted from
     clients; ANY_NAME accepts any name. whole_calls: hold back a tool call until it is complete.
     held: bytes of memory held by the requests of all routes. strict_fields: reject unknown fields
-    of chats and completions. pictures: reads those of chats; None: they are refused."""
+    of chats and completions. pictures: reads those of chats; None: they are refused. fetcher:
+    fetches those given by address; None: they are refused."""
 
     name: str
     created: int
@@ -99,6 +107,7 @@ class ServedModel:
     held: HeldBytes = field(default_factory=HeldBytes, repr=False, compare=False)
     strict_fields: bool = False
     pictures: Pictures | None = None
+    fetcher: PictureFetcher | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,10 +131,16 @@ class ServedModel:
         """Return True if requests may have pictures."""
         return self.pictures is not None and self.pictures.sees
 
-    def picture_reader(self, before: Sequence[SentPicture] = ()) -> PictureReader | None:
+    def picture_reader(
+        self, fields: RequestFields, before: Sequence[SentPicture] = ()
+    ) -> PictureReader | None:
         """Return the reader of one request's pictures; None to refuse them. before: those of the
         conversation's stored part."""
-        return None if self.pictures is None else self.pictures.reader(before)
+        if self.pictures is None:
+            return None
+        fetcher = self.fetcher
+        addresses = None if fetcher is None else RequestAddresses(fetcher.hosts, fields.fetched)
+        return self.pictures.reader(before, addresses)
 
     def with_pictures(
         self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes
@@ -188,18 +203,33 @@ class ServedModel:
         read: Callable[[RequestFields], Result],
     ) -> Result:
         """Return the result of `read` for a body already received, without a check of its model
-        name. Empties `body`. `read` runs on one of the codec's threads. hold: counts the body's
-        bytes."""
+        name. Empties `body`. `read` runs on one of the codec's threads, a second time with the
+        contents of addresses. hold: counts the body's bytes, and theirs."""
 
-        def work() -> Result:
-            return read(read_fields(body))
+        def work() -> "Result | _Unfetched":
+            fields = read_fields(body)
+            try:
+                return read(fields)
+            except PicturesWanted as wanted:
+                return _Unfetched(fields, wanted)
 
         try:
             line = http_request_context(request).line
-            return await self.codec.work.run(line, work, hold.size)
+            found = await self.codec.work.run(line, work, hold.size)
+            if not isinstance(found, _Unfetched):
+                return found
+            fetched = await self._fetched(found.wanted, line, hold)
+            again = partial(read, found.fields.with_fetched(fetched))
+            return await self.codec.work.run(line, again, hold.size)
         finally:
             # This frame stays alive with the error of an abandoned call, so drop the bytes.
             body.clear()
+
+    async def _fetched(self, wanted: PicturesWanted, line: str, hold: Hold) -> Fetched:
+        if self.fetcher is None or self.pictures is None:
+            raise wanted
+        most = self.pictures.limits.each.most_bytes
+        return await fetch_all(self.fetcher, wanted, line, most, hold)
 
 
 def read_submit(
@@ -285,6 +315,14 @@ def _session(request: web.Request, fields: RequestFields, tenant: str | None) ->
     # A header's bytes need not be text.
     written = named.encode(errors="surrogateescape")
     return f"key {hashlib.sha256(salt_of(tenant, b'') + written).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class _Unfetched:
+    """A request that is read again with its pictures' contents."""
+
+    fields: RequestFields
+    wanted: PicturesWanted
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.openapi.openai_fields import REASONING, TAKEN_VARIABLES, THINKING, THINKING_TYPES
+from tasuki.server.pictures.clips import CLIP_PARTS
 from tasuki.server.pictures.part_reader import CHAT_PARTS, PictureReader, check_part_type
 from tasuki.server.text.chat_message import (
     ROLES,
     ChatMessage,
     ConversationBuilder,
-    ShownContent,
+    MessageContent,
     ToolCall,
 )
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS, effort_of_budget
@@ -245,13 +246,16 @@ def _with_pictures(
     parts: list[Any], place: str, pictures: PictureReader
 ) -> tuple[str, tuple[int, ...]]:
     """Return the text of the parts, and the places of their pictures."""
-    shown = ShownContent()
+    shown = MessageContent()
     for index, part in enumerate(parts):
         at = f"{place}[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in CHAT_PARTS:
             pictures.chat_part(part, at)
             shown.picture()
+            continue
+        if kind in CLIP_PARTS:
+            shown.clip(pictures.clip(part, at))
             continue
         if isinstance(kind, str):
             check_part_type(kind, at)

@@ -15,6 +15,7 @@ from aiohttp import web
 from tasuki.server.errors import InvalidField, InvalidRequest
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.openapi.common_fields import IDS, MAX_ID, MAX_NAME, MAX_PAIRS, MAX_VALUE
+from tasuki.server.pictures.fetching.request_addresses import NOTHING_FETCHED, Fetched
 from tasuki.server.text.json_reading import (
     MAX_DEPTH,
     MAX_VALUES,
@@ -44,8 +45,10 @@ def optional(item: Mapping[str, Any], name: str, kind: type[Value], place: str) 
 
 
 class RequestFields:
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], fetched: Fetched = NOTHING_FETCHED) -> None:
+        """fetched: contents of addresses in the request."""
         self._values = values
+        self.fetched = fetched
 
     def refuse_unknown(self, known: Collection[str]) -> None:
         """Raise InvalidField for a field with a name outside `known`, because it might change the
@@ -57,14 +60,18 @@ class RequestFields:
         """Return the names of all fields outside `known`, except null fields."""
         return [name for name in self._values if name not in known and self.get(name) is not None]
 
+    def with_fetched(self, fetched: Fetched) -> "RequestFields":
+        """Return the same fields with the contents of addresses."""
+        return RequestFields(self._values, fetched)
+
     def changed(self, **values: Any) -> "RequestFields":
         """Return a copy of the fields. `values` replace fields of the same name."""
-        return RequestFields({**self._values, **values})
+        return RequestFields({**self._values, **values}, self.fetched)
 
     def only(self, *names: str, **values: Any) -> "RequestFields":
         """Return only the fields with these names, absent ones as null, and add the fields
         `values`."""
-        return RequestFields({name: self.get(name) for name in names} | values)
+        return RequestFields({name: self.get(name) for name in names} | values, self.fetched)
 
     def get(self, name: str) -> Any:
         return self._values.get(name)

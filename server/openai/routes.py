@@ -24,6 +24,7 @@ from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.http.reply import send_json
 from tasuki.server.pictures.blind_pictures import BlindPictures
+from tasuki.server.pictures.fetching.fetcher import PictureFetcher
 from tasuki.server.pictures.node_pictures import Pictures
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.rendering.chat_template import GENERAL_CLASS, SPECIAL_NAMES
@@ -219,4 +220,10 @@ def served_model(
         strict_fields=config.strict_fields,
         held=HeldBytes.for_messages(config.message_bytes),
         pictures=pictures,
+        fetcher=_fetcher(config, pictures),
     )
+
+
+def _fetcher(config: ServerConfig, pictures: Pictures) -> PictureFetcher | None:
+    hosts = config.fetch_hosts
+    return PictureFetcher(hosts) if pictures.sees and hosts.names else None

@@ -13,6 +13,7 @@ from tasuki.model.vision.config import VisionConfig
 from tasuki.server.errors import PictureUnseen
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 
+from .fetching.request_addresses import RequestAddresses
 from .part_reader import PictureReader
 from .sent_picture import PictureLimits, SentPicture
 
@@ -45,7 +46,13 @@ class BlindPictures:
             f"{name} has no vision tower: send text, or serve a checkpoint with vision_config"
         )
 
-    def reader(self, before: Sequence[SentPicture] = ()) -> "BlindReader":
+    @property
+    def limits(self) -> PictureLimits:
+        return PictureLimits()
+
+    def reader(
+        self, before: Sequence[SentPicture] = (), addresses: RequestAddresses | None = None
+    ) -> "BlindReader":
         """Return the reader of one request's pictures. before: those of its stored part."""
         return BlindReader(self._reason, before)
 
@@ -74,7 +81,13 @@ class BlindReader(PictureReader):
     def message_block(self, block: Mapping[str, Any], place: str) -> NoReturn:
         _refuse(place, self._reason)
 
+    def clip(self, part: Mapping[str, Any], place: str) -> NoReturn:
+        _refuse(place, self._reason)
+
     def file(self, content: bytes, detail: str, place: str) -> NoReturn:
+        _refuse(place, self._reason)
+
+    def files(self, contents: Sequence[bytes], fps: float, place: str) -> NoReturn:
         _refuse(place, self._reason)
 
 

@@ -66,12 +66,19 @@ def read_url(url: str, place: str, most_bytes: int) -> Base64:
             return _read_data(url, place, most_bytes)
         case "https" | "http":
             raise PictureNotFetched(
-                place, f"is an address, and this node fetches no pictures: {_FIX}"
+                place,
+                f"is an address, and this node fetches none: {_FIX}, or have --fetch-pictures list "
+                "its host",
             )
         case "":
             raise InvalidField(place, f"is no URL: {_FIX}")
         case other:
             raise InvalidField(place, f"has the scheme {other!r:.40}: {_FIX}")
+
+
+def is_address(url: str) -> bool:
+    """Return True for a URL of the web."""
+    return url[:8].lower().startswith(("https:", "http:"))
 
 
 def check_declared(declared: str, place: str) -> None:

@@ -1,8 +1,10 @@
 """Placeholders of a rendered prompt, one a picture, expanded to one a token of the picture.
 
 A chat template writes one placeholder id for each picture. `expanded` repeats it as often as the
-picture has tokens, and moves everything that counts tokens behind it. Works on token ids, so no
-client's text can become a placeholder. Pure. Costs the length of the longer prompt, checked first.
+picture has tokens, and moves everything that counts tokens behind it. Pairs of frames get the
+placeholder of videos: the template shows each as an image behind its time. Works on token ids, so
+no client's text can become a placeholder. Pure. Costs the length of the longer prompt, checked
+first.
 """
 
 from collections.abc import Sequence
@@ -58,12 +60,16 @@ def expanded(
         )
     counts = np.ones(len(tokens), dtype=np.int64)
     counts[places] += added
+    repeated = np.repeat(tokens, counts)
     shifts = _Shifts(places, np.concatenate([[0], np.cumsum(added)]))
     runs = tuple(
         PictureRun(shifts.of(place), picture.grid.token_rows, picture.grid.token_columns)
         for place, picture in zip(places.tolist(), pictures, strict=True)
     )
-    return PicturePrompt(shifts.moved(rendered, np.repeat(tokens, counts)), PromptLayout(runs))
+    for run, picture in zip(runs, pictures, strict=True):
+        if picture.sent.pair is not None:
+            repeated[run.start : run.end] = ids.video
+    return PicturePrompt(shifts.moved(rendered, repeated), PromptLayout(runs))
 
 
 @dataclass(frozen=True)

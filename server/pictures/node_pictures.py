@@ -6,7 +6,7 @@ a file only if its rows are missing. Owns the cache of PictureSizes. Any thread.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,20 +14,20 @@ from typing import Protocol
 from tasuki.engine.messages import FileCoding, Media, PictureFile, PromptPicture
 from tasuki.engine.messages.media import can_seal, plain, sealed
 from tasuki.model.vision.config import PictureTokens, VisionConfig
-from tasuki.model.vision.processor import PixelRules
-from tasuki.model.vision.prompt_positions import PictureRun
+from tasuki.model.vision.processor import ClipRules, PixelRules
+from tasuki.model.vision.prompt_positions import PictureKind, PictureRun
 from tasuki.pycache.keys import PictureSource
 from tasuki.server.errors import MediaLimit, ServerError
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 
 from .expansion import expanded
+from .fetching.request_addresses import RequestAddresses
 from .part_reader import PictureReader
-from .picture_sizes import MeasuredPicture, PictureSizes
+from .picture_sizes import KnownFile, MeasuredPicture, PictureSizes
 from .sent_picture import PictureLimits, SentPicture
 
 log = logging.getLogger(__name__)
 
-_KIND = "image"
 _ORIENTATION = "exif"
 
 MakeMedia = Callable[[Sequence[bytes]], list[Media]]
@@ -42,7 +42,11 @@ class Pictures(Protocol):
     def sees(self) -> bool: ...
     @property
     def refused(self) -> int: ...
-    def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader: ...
+    @property
+    def limits(self) -> PictureLimits: ...
+    def reader(
+        self, before: Sequence[SentPicture] = (), addresses: RequestAddresses | None = None
+    ) -> PictureReader: ...
     def placed(
         self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes, most: int
     ) -> RenderedPrompt: ...
@@ -58,16 +62,18 @@ class NodePictures:
         tokens: PictureTokens,
         rules: PixelRules,
         limits: PictureLimits | None = None,
+        clip: ClipRules | None = None,
         media: MakeMedia = plain,
     ) -> None:
         """tokens: the checkpoint's ids of pictures. rules: its processor's, as the tower's. limits:
-        of a request; None: the defaults. media: holds the bytes of a request's pictures; `sealed`
-        for an engine in a process of its own."""
+        of a request; None: the defaults. clip: rules for videos; None: they are refused. media:
+        holds the bytes of a request's pictures; `sealed` for an engine in a process of its own."""
         self._tokens = tokens
         self._limits = PictureLimits() if limits is None else limits
+        self._fps = None if clip is None else clip.fps
         self._lock = threading.Lock()
         self.refused = 0
-        self._sizes = PictureSizes(rules, self._limits)
+        self._sizes = PictureSizes(rules, self._limits, clip=clip)
         self._media = media
 
     @staticmethod
@@ -76,11 +82,19 @@ class NodePictures:
         has a vision tower. Raises ModelConfigError."""
         config = VisionConfig.load(folder)
         assert config is not None, "the engine has loaded its tower"
-        return NodePictures(config.tokens, PixelRules.load(folder, config), media=media)
+        rules, clip = PixelRules.load(folder, config), ClipRules.load(folder, config)
+        return NodePictures(config.tokens, rules, clip=clip, media=media)
 
-    def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader:
-        """Return the reader of one request's pictures. before: those of its stored part."""
-        return PictureReader(self._limits, before)
+    @property
+    def limits(self) -> PictureLimits:
+        return self._limits
+
+    def reader(
+        self, before: Sequence[SentPicture] = (), addresses: RequestAddresses | None = None
+    ) -> PictureReader:
+        """Return the reader of one request's pictures. before: those of its stored part.
+        addresses: those of the request; None: refused."""
+        return PictureReader(self._limits, before, self._fps, addresses)
 
     def placed(
         self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes, most: int
@@ -98,35 +112,37 @@ class NodePictures:
                 self.refused += 1
             raise
         found = expanded(rendered, measured, self._tokens, most)
-        media = self._held(sent)
-        placed = zip(measured, found.layout.runs, media, strict=True)
-        return replace(found.rendered, pictures=tuple(self._picture(*one) for one in placed))
+        held, pairs = self._held(sent), zip(measured, found.layout.runs, strict=True)
+        pictures = tuple(self._picture(*pair, held) for pair in pairs)
+        return replace(found.rendered, pictures=pictures)
 
-    def _held(self, sent: Sequence[SentPicture]) -> list[Media]:
-        """Return the media of the pictures, as sent."""
+    def _held(self, sent: Sequence[SentPicture]) -> Iterator[Media]:
+        """Return the media of the pictures' files, as sent, in order."""
         try:
-            return self._media([encoded(one) for one in sent])
+            return iter(self._media([encoded(file) for one in sent for file in one.frames]))
         except OSError as error:
             raise MediaLimit(
                 f"this node cannot hold the request's pictures ({error}): ask again later"
             ) from error
 
-    def _picture(self, measured: MeasuredPicture, run: PictureRun, media: Media) -> PromptPicture:
-        sent, size, header = measured.sent, measured.size, measured.header
+    def _picture(
+        self, measured: MeasuredPicture, run: PictureRun, held: Iterator[Media]
+    ) -> PromptPicture:
+        """Return the engine's picture. held: media of its files and later ones."""
+        sent, size = measured.sent, measured.size
         constants = self._sizes.rules(sent.detail).constants
+        # A pair has two media, also where an odd last frame is doubled.
+        names = [file.sha256 for file in measured.files]
+        media = names if sent.pair is None else [names[0], names[-1]]
+        kind = PictureKind.IMAGE if sent.pair is None else PictureKind.VIDEO
         source = PictureSource(
-            *(_KIND, _ORIENTATION, (measured.sha256,), size.height, size.width, constants)
+            *(str(kind), _ORIENTATION, tuple(media), size.height, size.width, constants)
         )
-        is_file = isinstance(sent.data, bytes)
-        file = PictureFile(
-            data=media,
-            coding=FileCoding.PLAIN if is_file else FileCoding.BASE64,
-            height=header.size.height,
-            width=header.size.width,
-            place=sent.place,
-        )
+        pairs = zip(sent.frames, measured.files, strict=True)
+        file, *more = (_file(frame, known, next(held)) for frame, known in pairs)
+        second = more[0] if more else None
         place = run.start, run.rows, run.columns
-        return PromptPicture(*place, source.digest, file=file, source=source)
+        return PromptPicture(*place, source.digest, file=file, source=source, second=second)
 
 
 def pictures_apart(folder: Path | str) -> NodePictures | None:
@@ -139,5 +155,16 @@ def pictures_apart(folder: Path | str) -> NodePictures | None:
 
 
 def encoded(sent: SentPicture) -> bytes:
-    """Return a picture's bytes as sent: a file, or its base64."""
+    """Return a file's bytes as sent: the file, or its base64."""
     return sent.data if isinstance(sent.data, bytes) else sent.data.text
+
+
+def _file(sent: SentPicture, known: KnownFile, held: Media) -> PictureFile:
+    size = known.header.size
+    return PictureFile(
+        data=held,
+        coding=FileCoding.PLAIN if isinstance(sent.data, bytes) else FileCoding.BASE64,
+        height=size.height,
+        width=size.width,
+        place=sent.place,
+    )

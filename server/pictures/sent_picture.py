@@ -1,11 +1,12 @@
 """One picture as a client sent it, and the bounds of a request's pictures.
 
-SentPicture is the neutral value of all APIs: data, detail, place in the request. Its kind of file
-is found by content, because names and declared types lie. Plain values, any thread.
+SentPicture is the neutral value of all APIs: data, detail, place in the request. A pair of video
+frames is one picture too. The kind of a file is found by content, because names and declared types
+lie. Plain values, any thread.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -49,32 +50,61 @@ class Detail(StrEnum):
 
 @dataclass(frozen=True)
 class PictureLimits:
-    """Bounds of one request. each: of one picture as sent. most_pictures, most_pixels: of all
-    together. shown_pixels: of one after its resize, if the processor allows more."""
+    """Bounds of one request. each: of one picture as sent. most_pictures: images. most_frames:
+    frames of all clips. most_pixels: of all together. shown_pixels: of one after its resize, if the
+    processor allows more."""
 
     each: PictureBounds = field(default_factory=PictureBounds)
     most_pictures: int = 64
+    most_frames: int = 768
     most_pixels: int = 256_000_000
     shown_pixels: int = MOST_SHOWN_PIXELS
 
 
 @dataclass(frozen=True)
+class FramePair:
+    """The rest of a picture of two video frames. second: the later frame; None: the first one
+    again. index: of the pair in its clip. frames: number of frames of the clip."""
+
+    second: "SentPicture | None"
+    index: int
+    frames: int
+
+
+@dataclass(frozen=True)
 class SentPicture:
     """A picture with its place and detail. place: position of its part in the request. data: the
-    encoded file, or its base64."""
+    encoded file, or its base64. pair: None for an image; else this is the first frame."""
 
     place: str
     data: bytes | Base64
     detail: Detail = Detail.AUTO
+    pair: FramePair | None = None
 
     @property
     def size(self) -> int:
-        """Return the bytes of the data as sent."""
-        return len(self.data) if isinstance(self.data, bytes) else len(self.data.text)
+        """Return the bytes of the data as sent, of both frames."""
+        own = len(self.data) if isinstance(self.data, bytes) else len(self.data.text)
+        second = None if self.pair is None else self.pair.second
+        return own if second is None else own + second.size
+
+    @property
+    def frames(self) -> "tuple[SentPicture, ...]":
+        """Return the files of this picture: one, or two of a pair."""
+        second = None if self.pair is None else self.pair.second
+        return (self,) if second is None else (self, second)
+
+    def bare(self) -> "SentPicture":
+        """Return a copy without the memory of decoded files."""
+        pair = self.pair
+        if pair is not None and pair.second is not None:
+            pair = replace(pair, second=pair.second.bare())
+        return replace(self, pair=pair)
 
     @cached_property
     def name(self) -> bytes:
-        """Return a digest of the data as sent. Equal names have equal content."""
+        """Return a digest of the data as sent, of the first frame. Equal names have equal
+        content."""
         kind, data = (b"f", self.data) if isinstance(self.data, bytes) else (b"t", self.data.text)
         found = hashlib.sha256(kind)
         found.update(data)
@@ -82,8 +112,8 @@ class SentPicture:
 
     @cached_property
     def content(self) -> bytes:
-        """Return the encoded file, such as a PNG, without base64. Raises InvalidField,
-        PictureTooLarge."""
+        """Return the encoded file, such as a PNG, without base64; of the first frame. Raises
+        InvalidField, PictureTooLarge."""
         return self.data if isinstance(self.data, bytes) else self.data.decoded()
 
 

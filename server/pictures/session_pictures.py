@@ -56,18 +56,15 @@ class SessionPictures:
 
 
 def _file_bytes(picture: PromptPicture) -> int:
-    return 0 if picture.file is None else picture.file.data.charge
+    return sum(file.data.charge for file in picture.files)
 
 
 def _named(picture: PromptPicture, number: int) -> PromptPicture:
     """Return the picture with a place that names it in its session."""
-    if picture.file is None:
-        return picture
-    place = f"picture {number} of the session ({picture.file.place})"
-    return replace(picture, file=replace(picture.file, place=place))
+    return picture.with_files(
+        lambda file: replace(file, place=f"picture {number} of the session ({file.place})")
+    )
 
 
 def _without_file(picture: PromptPicture) -> PromptPicture:
-    if picture.file is None:
-        return picture
-    return replace(picture, file=replace(picture.file, data=Media(b""), coding=FileCoding.GONE))
+    return picture.with_files(lambda file: replace(file, data=Media(b""), coding=FileCoding.GONE))

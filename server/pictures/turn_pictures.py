@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 from tasuki.engine.messages import PictureFile, PromptPicture
 from tasuki.engine.messages.media import MediaPart
@@ -26,20 +27,20 @@ class TurnPictures:
 
     @property
     def _files(self) -> Iterator[PictureFile]:
-        return (one.file for one in self.placed if one.file is not None)
+        return (file for one in self.placed for file in one.files)
 
     def emptied(self) -> "TurnPictures":
         """Return the pictures with their bytes as media only. REQUIRES: those sent are those
         placed."""
-        return replace(self, sent=tuple(_with_data(one, b"") for one in self.sent))
+        return replace(self, sent=tuple(_with_data(one, repeat(b"")) for one in self.sent))
 
     def filled(self) -> "TurnPictures":
         """Return the pictures with their bytes, read from the media after emptied(). Raises
         MediaGone, OSError."""
         if all(picture.size for picture in self.sent):
             return self
-        pairs = zip(self.sent, self._files, strict=True)
-        return replace(self, sent=tuple(_with_data(one, f.data.content()) for one, f in pairs))
+        contents = (file.data.content() for file in self._files)
+        return replace(self, sent=tuple(_with_data(one, contents) for one in self.sent))
 
 
 NO_PICTURES = TurnPictures()
@@ -50,8 +51,12 @@ def moved(pictures: Sequence[PromptPicture], tokens: int) -> tuple[PromptPicture
     return tuple(replace(picture, start=picture.start + tokens) for picture in pictures)
 
 
-def _with_data(sent: SentPicture, data: bytes) -> SentPicture:
-    """Return the picture with other bytes as sent: a file, or its base64."""
-    if isinstance(sent.data, bytes):
-        return replace(sent, data=data)
-    return replace(sent, data=replace(sent.data, text=data))
+def _with_data(sent: SentPicture, contents: Iterator[bytes]) -> SentPicture:
+    """Return the picture with other bytes as sent, files or their base64. contents: those of each
+    frame, in order."""
+    data = next(contents)
+    held = data if isinstance(sent.data, bytes) else replace(sent.data, text=data)
+    pair = sent.pair
+    if pair is not None and pair.second is not None:
+        pair = replace(pair, second=_with_data(pair.second, contents))
+    return replace(sent, data=held, pair=pair)

@@ -10,7 +10,7 @@ Pure functions; any thread.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from tasuki.server.openai.messages import NO_EFFORT, read_template_variables
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openapi.common_fields import MAX_ID
 from tasuki.server.openapi.responses_fields import PRESERVES
+from tasuki.server.pictures.clips import check_numbering
 from tasuki.server.pictures.part_reader import pictures_read
 from tasuki.server.pictures.sent_picture import SentPicture
 from tasuki.server.pictures.turn_pictures import TurnPictures, moved
@@ -160,7 +161,7 @@ class AskedTurn:
     def kept_pictures(self, placed: tuple[PromptPicture, ...]) -> TurnPictures:
         """Return the pictures to store with the turn. placed: those of its prompt."""
         # Copies, because the given ones may hold their decoded files too.
-        return TurnPictures(tuple(replace(one) for one in self.sent), placed)
+        return TurnPictures(tuple(one.bare() for one in self.sent), placed)
 
     def prompt(self, model: ServedModel, *more: ChatMessage) -> RenderedPrompt:
         """Return the prompt for an answer to the conversation, with the messages `more` at its end.
@@ -187,18 +188,17 @@ def read_turn(
         before = named.turn
     old = () if before is None else before.messages()
     stored = StoredItems(store, http_request_context(request))
-    reader = model.picture_reader(() if before is None else before.pictures.sent)
+    reader = model.picture_reader(fields, () if before is None else before.pictures.sent)
     begun: Sequence[ChatMessage] = old
     if named is not None:
         begun = read_input(named.uncovered, old, stored, "conversation", reader)
     messages = read_input(fields.get("input"), begun, stored, pictures=reader)
     if before is not None:
         _check_outputs(messages, len(old))
-    settings = PromptSettings(
-        fields.text("instructions"), tools.definitions, template_variables(model.codec, fields)
-    )
+    variables, sent = template_variables(model.codec, fields), pictures_read(reader)
+    check_numbering(variables, sent)
+    settings = PromptSettings(fields.text("instructions"), tools.definitions, variables)
     salt = prompt_salt(request, fields)
-    sent = pictures_read(reader)
     return AskedTurn(messages, settings, before, len(old), salt, named, sent)
 
 

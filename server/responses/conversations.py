@@ -298,7 +298,7 @@ class ConversationHandlers:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         stored = StoredItems(self._responses, http_request_context(request))
-        read = partial(_read_new, stored, self._model.picture_reader())
+        read = partial(_read_new, stored, self._model)
         with self._model.hold(request) as hold:
             made = await self._model.read(request, hold, read)
             self._store.put(http_request_context(request), made)
@@ -322,7 +322,7 @@ class ConversationHandlers:
     async def add(self, request: web.Request) -> web.StreamResponse:
         self._found(request)
         stored = StoredItems(self._responses, http_request_context(request))
-        read = partial(_read_added, stored, self._model.picture_reader())
+        read = partial(_read_added, stored, self._model)
         with self._model.hold(request) as hold:
             items = await self._model.read(request, hold, read)
             changed = self._found(request).with_items(items)
@@ -355,35 +355,33 @@ class ConversationHandlers:
         return self._store.get(http_request_context(request), request.match_info["name"])
 
 
-def _read_new(
-    stored: StoredItems, pictures: PictureReader | None, fields: RequestFields
-) -> Conversation:
+def _read_new(stored: StoredItems, model: ServedModel, fields: RequestFields) -> Conversation:
     """Return a new conversation from the request's `items` and `metadata`. Raises InvalidField,
     PromptTooLong."""
     fields.refuse_unknown(OF_NEW_CONVERSATION)
-    items = () if fields.get("items") is None else _read_items(stored, pictures, fields)
+    items = () if fields.get("items") is None else _read_items(stored, model, fields)
     metadata = _metadata(fields)
     return Conversation(f"conv_{uuid4().hex}", int(time.time()), metadata, items)
 
 
 def _read_added(
-    stored: StoredItems, pictures: PictureReader | None, fields: RequestFields
+    stored: StoredItems, model: ServedModel, fields: RequestFields
 ) -> tuple[ConversationItem, ...]:
     """Return the items to add to a conversation, with new ids. Raises InvalidField,
     PromptTooLong."""
     fields.refuse_unknown(OF_NEW_ITEMS)
-    return _read_items(stored, pictures, fields)
+    return _read_items(stored, model, fields)
 
 
 def _read_items(
-    stored: StoredItems, pictures: PictureReader | None, fields: RequestFields
+    stored: StoredItems, model: ServedModel, fields: RequestFields
 ) -> tuple[ConversationItem, ...]:
     """Return the items of the request's field `items`, with new ids. Raises InvalidField,
     PromptTooLong."""
     given = fields.items("items")
     if len(given) > MOST_NEW_ITEMS:
         raise InvalidField("items", f"has {len(given)}: send at most {MOST_NEW_ITEMS} at once")
-    return checked_items(fields.get("items"), stored, pictures)
+    return checked_items(fields.get("items"), stored, model.picture_reader(fields))
 
 
 def _read_metadata(fields: RequestFields) -> dict[str, str]:

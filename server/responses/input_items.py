@@ -21,11 +21,12 @@ from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.openai.request_fields import required
+from tasuki.server.pictures.clips import CLIP_PARTS
 from tasuki.server.pictures.part_reader import RESPONSE_PARTS, PictureReader, check_part_type
 from tasuki.server.text.chat_message import (
     ChatMessage,
     ConversationBuilder,
-    ShownContent,
+    MessageContent,
     ToolCall,
 )
 from tasuki.server.text.chat_renderer import MAX_MESSAGES
@@ -99,9 +100,9 @@ class _Reading:
     builder: ConversationBuilder
     pictures: PictureReader | None
 
-    def shown(self, content: Any, place: str) -> ShownContent:
+    def shown(self, content: Any, place: str) -> MessageContent:
         """Return the text and the pictures of a string or of parts."""
-        shown = ShownContent()
+        shown = MessageContent()
         if self.pictures is None or not isinstance(content, list):
             shown.text(_text(content, place))
             return shown
@@ -111,6 +112,9 @@ class _Reading:
             if kind in RESPONSE_PARTS:
                 self.pictures.response_part(part, at)
                 shown.picture()
+                continue
+            if kind in CLIP_PARTS:
+                shown.clip(self.pictures.clip(part, at))
                 continue
             if isinstance(kind, str):
                 check_part_type(kind, at)

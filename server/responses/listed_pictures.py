@@ -65,5 +65,10 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def _picture(picture: SentPicture, *, urls: bool) -> dict[str, Any]:
+    """Return a part of an image. Raises InvalidField for a pair of video frames."""
+    if picture.pair is not None:
+        raise InvalidField(
+            picture.place, "is of a video, and videos are not listed or kept: send the item again"
+        )
     shown = {"type": "input_image", "detail": picture.detail.value, "file_id": None}
     return {**shown, "image_url": picture_url(picture) if urls else None}

@@ -1,7 +1,7 @@
 """The messages of a conversation, in the form chat templates take. Plain values, any thread.
 
 ConversationBuilder makes these messages for APIs with another division of a conversation. One
-conversation, one thread. ShownContent joins the parts of one message.
+conversation, one thread. MessageContent joins the parts of one message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ class ChatMessage:
         return parts
 
 
-class ShownContent:
+class MessageContent:
     """The content of one message while its parts are read: texts, and places of pictures."""
 
     __slots__ = ("_length", "_pictures", "_texts")
@@ -82,6 +82,12 @@ class ShownContent:
 
     def picture(self) -> None:
         self._pictures.append(self._length)
+
+    def clip(self, times: Sequence[str]) -> None:
+        """Add a clip: a picture for each pair of frames, with its time before it."""
+        for time in times:
+            self.text(time)
+            self.picture()
 
 
 class ConversationBuilder:

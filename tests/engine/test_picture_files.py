@@ -9,7 +9,10 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.pictures.file_levels import FileLevels
+from tasuki.model.vision.decoding.decoders import PictureDecoders
+from tests.harness.decode_stand_ins import OBEYS
 from tests.harness.engines import Lone, submit
+from tests.harness.lost_decoders import lose_next
 from tests.harness.picture_files import picture_file
 from tests.harness.tiny_pictures import RULES, Prompt, assert_idle, encoder, seeing_engine
 from tests.harness.waiting import HANG_SECONDS
@@ -154,8 +157,13 @@ def test_an_aborted_request_leaves_no_wish(engine: Lone) -> None:
 
 def test_a_killed_decoder_is_replaced(engine: Lone) -> None:
     assert len(ask(engine, prompt(picture_file(*SIZE)), "first")) == 4
-    (worker,) = encoder(engine)._files._decoders._idle
+    decoders = encoder(engine)._files._decoders
+    (worker,) = decoders._idle
+    # Killed while idle: the next picture gets another one.
     worker.kill()
+    worker._process.wait()
+    assert len(ask(engine, prompt(picture_file(*SIZE), "c", behind=83), "next")) == 4
+    lose_next(decoders)
     ask(engine, prompt(picture_file(*SIZE), "b", behind=81), "lost")
     error = error_of(engine, "lost")
     assert error.kind is m.ErrorKind.OVERLOADED and "ask again" in error.message
@@ -175,5 +183,29 @@ def test_a_file_gone_is_needed_only_without_rows_and_a_hit(engine: Lone) -> None
     # No hit, but its rows are kept.
     assert len(ask(engine, gone, "kept")) == 4
     assert engine.hit("kept").usable_tokens == 0
+    engine.assert_at_rest()
+    assert_idle(engine)
+
+
+def test_slow_files_of_one_caller_hold_back_no_other(engine: Lone) -> None:
+    """More slow files than are decoded at once, of a caller whose decoder hangs."""
+    slow = PictureDecoders(decode_source=OBEYS)
+    encoder(engine)._files = FileLevels(RULES, decoders=slow)
+    for number in range(12):
+        made = prompt(b"sleep ", f"slow {number}", behind=80 + number)
+        asked = replace(submit_of(made), request_id=m.RequestId(f"slow {number}"), caller="ann")
+        engine.post(asked)
+        engine.step()
+    other = replace(submit_of(prompt(picture_file(*SIZE), "b")), caller="ben")
+    engine.post(replace(other, request_id=m.RequestId("ben")))
+    until = time.monotonic() + HANG_SECONDS
+    while not any(said.request_id == "ben" for said in engine.all_said(m.Finished)):
+        assert time.monotonic() < until, engine.all_said(m.Rejected)
+        engine.step()
+    assert not engine.all_said(m.Rejected)
+    for number in range(12):
+        engine.post(m.Abort(m.RequestId(f"slow {number}")))
+    engine.run()
+    slow.close()
     engine.assert_at_rest()
     assert_idle(engine)

@@ -13,6 +13,7 @@ from tasuki.engine.pictures.placed import PlacedPictures, placed_pictures
 from tasuki.engine.pictures.seen_picture import SeenPicture, pictures_report
 from tests.engine.test_picture_files import SIZE, ask, prompt, settle, submit_of
 from tests.harness.engines import Lone
+from tests.harness.lost_decoders import lose_next
 from tests.harness.picture_files import picture_file
 from tests.harness.tiny_pictures import VIDEO, Prompt, encoder, seeing_engine
 
@@ -119,8 +120,7 @@ def test_refused_and_lost_pictures(engine: Lone) -> None:
     ask(engine, prompt(b"words"), "refused")
     assert counted(engine) == {"refused": 1}
     ask(engine, prompt(picture_file(*SIZE)), "first")
-    (worker,) = encoder(engine)._files._decoders._idle
-    worker.kill()
+    lose_next(encoder(engine)._files._decoders)
     ask(engine, prompt(picture_file(*SIZE), "b", behind=81), "lost")
     assert counted(engine) == {"refused": 1, "encoded": 1, "lost": 1}
     assert stats(engine).decoders_lost == 1

@@ -2,7 +2,10 @@
 finding."""
 
 import random
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 
 import grpc
@@ -13,9 +16,13 @@ from scripts.attack.drawing import examples, messages, odd_json
 from scripts.attack.grpc_call import judge as judge_grpc
 from scripts.attack.grpc_call import methods
 from scripts.attack.http_call import HttpCall, ask
+from scripts.attack.pictures.rows import of_addresses
+from scripts.attack.pictures.seeing_node import seeing_node
 from scripts.attack.tally import Tally
+from scripts.attack.world import BOB
 from scripts.chaos.attack import Row, campaign, table
 from tasuki.proto import inference_pb2
+from tests.harness.picture_goldens import needs_goldens
 from tests.harness.running_nodes import needs_nixl
 
 
@@ -93,3 +100,21 @@ def test_what_is_drawn_is_its_seeds_and_no_two_draws_alike() -> None:
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert len({repr(value) for value in drawn(1)}) > 60
+
+
+@needs_goldens
+def test_wrong_replies_and_calls_of_a_local_server_are_findings() -> None:
+    """The attacks with pictures, in short: right rows find nothing, and wrong ones do."""
+    tally = Tally()
+    with TemporaryDirectory() as folder, seeing_node(Path(folder), tally) as node:
+        assert node is not None
+        right = [*of_addresses(1)][:3]
+        for row in right:
+            node.send(row)
+        assert not tally.findings and tally.tries == len(right)
+        node.send(replace(right[0], expected=((200, ""),)))
+        assert "picture_not_fetched" in tally.findings[0]
+        reply = node.ask("/v1/chat/completions", node.new_picture(), BOB)
+        assert reply.status == 200, reply.body
+        assert node.workers()
+    assert len(tally.findings) == 1

@@ -15,7 +15,7 @@ from tasuki.engine.pictures.file_levels import DeviceBytes, FileLevels
 from tasuki.engine.pictures.placed import PlacedPicture
 from tasuki.engine.pictures.row_store import RowStore
 from tasuki.engine.pictures.tower_pace import EncodePart
-from tasuki.engine.scheduling.picture_encoder import PictureEncoder, _Waiting, _Wish
+from tasuki.engine.scheduling.picture_encoder import PictureEncoder, _MissingPicture, _Waiting
 from tasuki.model.known_models import published_tower
 from tasuki.model.ops.attention.picture_attention import picture_attention
 from tasuki.model.vision.config import VisionConfig
@@ -195,7 +195,8 @@ def test_parts_beside_answers_are_short(
 def wish(encoder: PictureEncoder, name: object, picture: PlacedPicture) -> None:
     """Make a request wait for the picture."""
     request = Asking()
-    encoder._wishes[name] = _Wish(picture, {request: _Waiting(0, 0.0)})  # type: ignore[index, dict-item]
+    missing = _MissingPicture(picture, {request: _Waiting(0, 0.0)})  # type: ignore[dict-item]
+    encoder._wishes[name] = missing  # type: ignore[index]
     encoder._held[request] = {}  # type: ignore[index]
     encoder._unpin_passed = lambda: None  # type: ignore[method-assign]
 

@@ -39,7 +39,7 @@ FIXED = frozenset(
         "picture_media_mib",
         *("requests_per_minute", "tokens_per_minute"),
         *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
-        *("max_connections", "allowed_hosts", "allowed_origins"),
+        *("max_connections", "allowed_hosts", "allowed_origins", "fetch_pictures"),
         *("response_store_mib", "responses_per_key", "response_seconds"),
         *("tls_cert", "tls_key", "tls_client_ca", "insecure", "gateway"),
         # Addresses, and peers trusted with prompts and memory.

@@ -57,6 +57,12 @@ def obeys(content: bytes, job: DecodeJob) -> NDArray[np.uint8]:
             raise PictureError(_failure(lambda: socket.socket(socket.AF_UNIX)))
         case b"file":
             raise PictureError(_failure(lambda: os.open("/etc/hostname", os.O_RDONLY)))
+        case b"fork":
+            raise PictureError(_failure(os.fork))
+        case b"kill":
+            raise PictureError(_failure(lambda: os.kill(os.getppid(), 0)))
+        case b"environment":
+            raise PictureError(" ".join(sorted(os.environ)))
         case b"descriptors":
             raise PictureError(f"{_open_descriptors()} are open")
     return decoded(content, job)

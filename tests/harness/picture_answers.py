@@ -22,14 +22,10 @@ def special_ids() -> tuple[int, int]:
 
 
 def golden_cases() -> dict[str, dict[str, Any]]:
-    """Return the cases of chats with images, by name."""
+    """Return the cases of chats, by name."""
     file = FOLDER / "golden.json"
     cases = json.loads(file.read_text())["cases"] if file.exists() else []
-    return {
-        case["name"]: case
-        for case in cases
-        if case.get("raw_text") is None and all(item["kind"] == "image" for item in case["items"])
-    }
+    return {case["name"]: case for case in cases if case.get("raw_text") is None}
 
 
 CASES = golden_cases()
@@ -46,10 +42,18 @@ def url_of(name: str) -> str:
     return data_url_of(FOLDER, name)
 
 
+def frame_files(clip: str, folder: Path = FOLDER) -> list[Path]:
+    """Return the files of a golden clip's frames, in order. folder: of its checkpoint."""
+    return sorted((folder / "images").glob(f"{clip}-*.png"))
+
+
 def part_of(part: Mapping[str, Any], folder: Path = FOLDER) -> dict[str, Any]:
-    """Return a part of a golden message in OpenAI's form."""
+    """Return a part of a golden message in OpenAI's form, and a clip in Qwen's."""
     if part["type"] == "image":
         return {"type": "image_url", "image_url": {"url": data_url_of(folder, part["image"])}}
+    if part["type"] == "video":
+        frames = [data_url_of(folder, file.name) for file in frame_files(part["video"], folder)]
+        return {"type": "video", "video": frames, "fps": 2}
     return dict(part)
 
 

@@ -23,6 +23,7 @@ import pytest
 from PIL import Image
 
 from tasuki.model.vision.decoding import decoders as pool
+from tasuki.model.vision.decoding import worker
 from tasuki.model.vision.decoding.decoders import (
     DecoderLost,
     DecodersBusy,
@@ -58,6 +59,10 @@ def decoders() -> Iterator[PictureDecoders]:
 
 def pixels_of(decoders: PictureDecoders, content: bytes, header: PictureHeader = HEADER) -> object:
     return decoders.decode("ann", content, header, BOUNDS).result(HANG_SECONDS)
+
+
+def pixels_by(decoders: PictureDecoders, line: str, content: bytes) -> object:
+    return decoders.decode(line, content, HEADER, BOUNDS).result(HANG_SECONDS)
 
 
 def workers_of(parent: int) -> list[int]:
@@ -126,10 +131,58 @@ def test_a_reason_is_short(decoders: PictureDecoders) -> None:
     assert len(str(refused.value)) == 300
 
 
-@pytest.mark.parametrize("action", ["socket", "file"])
-def test_a_child_opens_no_socket_and_no_file(decoders: PictureDecoders, action: str) -> None:
-    with pytest.raises(PictureError, match=f"refused with {errno.EMFILE}"):
+@pytest.mark.parametrize("action", ["socket", "file", "fork", "kill"])
+def test_a_child_reaches_nothing(decoders: PictureDecoders, action: str) -> None:
+    """No socket, no file, no process, no signal: root too."""
+    with pytest.raises(PictureError, match=f"refused with {errno.EPERM}"):
         pixels_of(decoders, action.encode())
+
+
+@pytest.mark.parametrize("action", ["socket", "file"])
+def test_limits_hold_without_the_filter(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "forbid_calls", lambda: False)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with (
+        ours,
+        theirs,
+        shared_content(action.encode()) as given,
+        shared_pixels(Size(4, 6)) as wanted,
+    ):
+        job = DecodeJob(4, 6, 1 << 20, 24)
+        socket.send_fds(ours, [msgspec.msgpack.encode(job)], [given, wanted])
+        ours.shutdown(socket.SHUT_WR)
+        DecodeWorker(theirs, obeys, 1 << 36).run()
+        reply = msgspec.msgpack.decode(ours.recv(4096), type=DecodeReply)
+    assert reply.reason == f"refused with {errno.EMFILE}"
+
+
+def test_a_child_has_no_environment(
+    decoders: PictureDecoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_KEY", "secret")
+    own = PictureDecoders(decode_source=OBEYS)
+    try:
+        with pytest.raises(PictureError) as found:
+            pixels_of(own, b"environment")
+    finally:
+        own.close()
+    names = set(str(found.value).split())
+    assert "SOME_KEY" not in names and len(names) < 12, names
+
+
+def test_waiting_bytes_are_bounded_and_another_caller_still_begins() -> None:
+    decoders = PictureDecoders(most_waiting_bytes=100, decode_source=OBEYS)
+    content = b"pass " + bytes(55)
+    try:
+        slow = decoders.decode("ann", b"sleep " + bytes(54), HEADER, BOUNDS)
+        with pytest.raises(DecodersBusy):
+            decoders.decode("ann", content, HEADER, BOUNDS)
+        assert (np.asarray(pixels_by(decoders, "ben", content)) == 7).all()
+    finally:
+        decoders.close()
+    with pytest.raises(DecoderLost):
+        slow.result(HANG_SECONDS)
+    until(lambda: not decoders._held, lambda: f"{decoders._held} are held")
 
 
 def test_a_child_keeps_its_picture_and_its_pipe(decoders: PictureDecoders) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tasuki.model.config_json import ConfigFields, ModelConfigError
 from tasuki.model.vision.config import PictureTokens, VisionConfig
-from tasuki.model.vision.processor import ClipRules, PixelRules
+from tasuki.model.vision.processor import ClipRules, PixelRules, Size
 
 VISION: dict[str, Any] = {
     "model_type": "qwen3_5_vision",
@@ -210,3 +210,20 @@ def test_unreadable_configs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ModelConfigError, match=r"config\.json: is not JSON"):
         VisionConfig.load(tmp_path)
+
+
+def test_clips_with_other_colours_than_images_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    other = VIDEO | {"image_mean": [0.5, 0.4, 0.5]}
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(other))
+    with pytest.raises(ModelConfigError, match=r"image_mean is \[0.5, 0.4, 0.5\], of images"):
+        ClipRules.load(tmp_path, config())
+
+
+def test_a_clip_s_frame_has_a_limit_of_its_own() -> None:
+    rules, clip = PixelRules.of(fields(PROCESSOR), config()), ClipRules.of(fields(VIDEO), config())
+    free, limited = (
+        each.size(2, Size(1080, 1920), rules) for each in (clip, clip.limited(512 * 512))
+    )
+    assert free.pixels > 512 * 512 >= limited.pixels
+    assert clip.limited(1).size(2, Size(1080, 1920), rules) == Size(32, 32)

@@ -117,7 +117,7 @@ def test_a_malformed_part_is_refused_by_its_place(
 
 
 @pytest.mark.parametrize(
-    "kind", ["file", "input_file", "document", "video", "video_url", "input_audio", "image_embeds"]
+    "kind", ["file", "input_file", "document", "input_video", "input_audio", "image_embeds"]
 )
 def test_other_parts_are_refused_by_name(kind: str) -> None:
     with pytest.raises(InvalidField, match=kind) as refused:

@@ -30,7 +30,7 @@ def sent(content: bytes, detail: Detail = Detail.AUTO, place: str = "messages[0]
 
 def test_a_grid_follows_from_the_header() -> None:
     (found,) = sizes().measured(SALT, [sent(png_of(1920, 1080))])
-    assert found.header.size == Size(1080, 1920)
+    assert found.files[0].header.size == Size(1080, 1920)
     assert found.size == Size(1088, 1920)
     assert (found.grid.token_rows, found.grid.token_columns, found.tokens) == (34, 60, 2040)
 
@@ -156,10 +156,10 @@ def test_the_digest_is_of_the_content() -> None:
     content = png_of(64, 64)
     lines = base64.encodebytes(content).decode()
     found = sizes().measured(SALT, [sent(content), of_text(content), of_text(content, lines)])
-    assert {one.sha256 for one in found} == {hashlib.sha256(content).digest()}
+    assert {one.files[0].sha256 for one in found} == {hashlib.sha256(content).digest()}
     assert len({one.sent.name for one in found}) == 3
     other = png_of(64, 64, png_chunk(b"tEXt", b"a\0b"))
-    assert sizes().measured(SALT, [sent(other)])[0].sha256 != found[0].sha256
+    assert sizes().measured(SALT, [sent(other)])[0].files != found[0].files
 
 
 def test_a_known_picture_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_known_picture_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Base64, "decoded", counted)
     (known,) = found.measured(b"ann", [of_text(content)])
-    assert known.sha256 == hashlib.sha256(content).digest() and not decoded
+    assert known.files[0].sha256 == hashlib.sha256(content).digest() and not decoded
     # Its bytes are there when they are needed, and another salt knows nothing.
     assert known.sent.content == content and len(decoded) == 1
     found.measured(b"ben", [of_text(content)])
@@ -191,4 +191,4 @@ def test_the_kind_of_file_is_found_by_content() -> None:
         sizes().measured(SALT, [of_text(b"%PDF-1.7")])
     url = data_url(picture_file(format="JPEG"), "image/png")
     picture = SentPicture("a", read_url(url, "a", 1 << 20))
-    assert sizes().measured(SALT, [picture])[0].header.format == "JPEG"
+    assert sizes().measured(SALT, [picture])[0].files[0].header.format == "JPEG"

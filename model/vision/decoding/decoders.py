@@ -5,8 +5,8 @@ picture at a time. Callers take turns: see FairThreads. A process that dies, or 
 its time, fails its picture with a typed error, and the next picture starts another.
 
 Invariants: every future ends within the bounds of the worker, once its picture has begun. Waiting
-pictures are bounded in number. A cancelled one is never begun. Processes end with this object, and
-with this process. Thread rule: any.
+pictures are bounded in number and bytes. A cancelled one is never begun. Processes end with this
+object, and with this process. Thread rule: any.
 """
 
 import logging
@@ -15,8 +15,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -34,6 +36,7 @@ from .shared_bytes import mapped_pixels, shared_content, shared_pixels
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Frame = TypeVar("Frame")
 Pixels = NDArray[np.uint8]
 """Pixels [height, width, 3] uint8, upright, on white."""
 
@@ -44,6 +47,18 @@ _START_SECONDS = 20.0
 _CLOSED = "this node stops; ask another one"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """A forking process has no other threads, so its libraries start none."""
+_OF_PYTHON = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "HOME", "LD_LIBRARY_PATH")
+"""Variables by which Python finds its modules. No other one reaches a worker: they hold keys."""
+
+
+@dataclass(frozen=True)
+class EncodedPicture:
+    """A file to decode. content: gives its encoded bytes. size: by its header. nbytes: held for it
+    while it waits."""
+
+    content: Callable[[], bytes]
+    size: Size
+    nbytes: int
 
 
 class DecodersBusy(RuntimeError):
@@ -66,18 +81,23 @@ class PictureDecoders:
         self,
         workers: int = 2,
         most_waiting: int = 256,
+        most_waiting_bytes: int = 256 << 20,
         cost: DecodeBounds | None = None,
         decode_source: str = DECODE_SOURCE,
     ) -> None:
         """workers: processes, started with the first pictures. most_waiting: pictures waiting and
-        decoding. cost: of one picture; None: the defaults. decode_source: MODULE:NAME of a Decode.
-        It runs in each child."""
+        decoding. most_waiting_bytes: of their files; the only picture of a caller may be above.
+        cost: of one picture; None: the defaults. decode_source: MODULE:NAME of a Decode. It runs in
+        each child."""
         self._source = decode_source
         self._cost = DecodeBounds() if cost is None else cost
         # A caller alone uses no more than half of the processes.
         self._threads = FairThreads(
             workers, max(1, workers // 2), "tasuki-decode", most_waiting, DecodersBusy
         )
+        self._most_bytes = most_waiting_bytes
+        self._held: Counter[str] = Counter()
+        """Bytes of files waiting and decoding, by line. No number is 0."""
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
@@ -94,21 +114,52 @@ class PictureDecoders:
         The future raises PictureError for a file that cannot be decoded or is not as its header
         says, DecoderLost, DecodersBusy and DecodersMissing. Raises DecodersBusy.
         """
-        return self.decode_and(line, lambda: content, header.size, bounds, lambda pixels: pixels)
+        file = EncodedPicture(lambda: content, header.size, len(content))
+        return self.decode_each(line, [file], bounds, lambda pixels: pixels, lambda found: found[0])
 
-    def decode_and(
+    def decode_each(
         self,
         line: str,
-        content: Callable[[], bytes],
-        size: Size,
+        files: Sequence[EncodedPicture],
         bounds: PictureBounds,
-        then: Callable[[Pixels], Result],
+        each: Callable[[Pixels], Frame],
+        then: Callable[[Sequence[Frame]], Result],
     ) -> "Future[Result]":
-        """Begin to decode a picture, as decode(). content: gives its encoded bytes. size: by its
-        header. then: makes the result of its pixels. Both run on a thread of this object, and the
-        future raises their exceptions too."""
-        job = DecodeJob(size.height, size.width, bounds.most_bytes, bounds.most_pixels, self._cost)
-        return self._threads.submit(line, lambda: then(self._decoded(job, content())))
+        """Begin to decode some files one after the other, as decode(). each: reduces the pixels of
+        one, before the next one is decoded. then: makes the result of all. These and the contents
+        run on a thread of this object, and the future raises their exceptions too."""
+
+        def work() -> Result:
+            frames = []
+            for file in files:
+                size = file.size
+                job = DecodeJob(
+                    *(size.height, size.width, bounds.most_bytes, bounds.most_pixels, self._cost)
+                )
+                frames.append(each(self._decoded(job, file.content())))
+            return then(frames)
+
+        nbytes = sum(file.nbytes for file in files)
+        self._hold(line, nbytes)
+        try:
+            begun = self._threads.submit(line, work)
+        except BaseException:
+            self._let_go(line, nbytes)
+            raise
+        begun.add_done_callback(lambda _: self._let_go(line, nbytes))
+        return begun
+
+    def _hold(self, line: str, nbytes: int) -> None:
+        """Count a picture's bytes. Raises DecodersBusy above the bound. A caller without another
+        picture passes, so none is shut out by others."""
+        with self._lock:
+            if line in self._held and self._held.total() + nbytes > self._most_bytes:
+                raise DecodersBusy
+            self._held[line] += nbytes
+
+    def _let_go(self, line: str, nbytes: int) -> None:
+        with self._lock:
+            self._held -= Counter({line: nbytes})
 
     def close(self) -> None:
         """End all processes. Pictures in work end with DecoderLost, as do later ones."""
@@ -146,11 +197,19 @@ class PictureDecoders:
 
     def _taken(self) -> "_Worker":
         """Return an idle worker, else a new one. Raises DecoderLost."""
-        with self._lock:
-            if self._is_closed:
-                raise DecoderLost(_CLOSED)
-            if self._idle:
-                return self._idle.pop()
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    raise DecoderLost(_CLOSED)
+                worker = self._idle.pop() if self._idle else None
+            if worker is None:
+                return self._started()
+            if not worker.has_ended:
+                return worker
+            self._drop(worker)
+
+    def _started(self) -> "_Worker":
+        """Return a new worker. Raises DecoderLost."""
         try:
             worker = _Worker(self._source)
         except OSError as error:
@@ -190,7 +249,7 @@ class _Worker:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    env={**os.environ, **_ONE_THREAD},
+                    env=_environment(),
                 )
         except OSError:
             self._socket.close()
@@ -211,6 +270,10 @@ class _Worker:
             # A mapping holds a descriptor, and pictures of many requests may wait.
             return reply, mapped_pixels(wanted, job.size).copy()
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -219,3 +282,9 @@ class _Worker:
         self._process.kill()
         self._socket.close()
         return self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a worker."""
+    kept = {name: os.environ[name] for name in _OF_PYTHON if name in os.environ}
+    return {**kept, **_ONE_THREAD}

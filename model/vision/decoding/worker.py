@@ -4,12 +4,23 @@ FD: a socket of datagrams to the client. SOURCE: MODULE:NAME of a Decode. Not fo
 PictureDecoders starts it, and it ends with its client's thread.
 
 The worker itself reads no picture. For each it forks a child with bounds of the kernel. The child
-keeps its input, its memory for pixels and a pipe. It can open no file and no socket, so a decoder's
-defect reaches nothing. It ends with its picture. The worker has one thread, so fork() is safe. It
-has loaded every decoder before, because a child can load none.
+keeps its input, its memory for pixels and a pipe, so a decoder's defect reaches nothing. It ends
+with its picture. The worker has one thread, so fork() is safe. It has loaded every decoder before,
+because a child can load none.
+
+| of a child | bounded by |
+| --- | --- |
+| memory, processor time, stack, files' size | RLIMIT_AS, RLIMIT_CPU, RLIMIT_STACK, RLIMIT_FSIZE |
+| time of the clock | the worker: it kills the child |
+| files, sockets | RLIMIT_NOFILE of 0, and the filter of system calls (`syscalls`) |
+| processes, signals to others | the filter; RLIMIT_NPROC of 0, unless it runs as root |
+| privileges | no_new_privs |
+| environment, secrets in it | the worker starts without one |
+
+The filter needs a kernel with seccomp and an x86-64 or ARM processor. Elsewhere the limits hold
+alone.
 """
 
-import ctypes
 import gc
 import io
 import os
@@ -41,6 +52,7 @@ from tasuki.utils.system import die_with_parent
 
 from .messages import MOST_MESSAGE_BYTES, MOST_REASON, DecodeJob, DecodeReply, Outcome
 from .shared_bytes import mapped_content, mapped_pixels
+from .syscalls import forbid_calls
 
 BASE_BYTES = 128 << 20
 BYTES_A_PIXEL = 40
@@ -48,8 +60,6 @@ BYTES_A_PIXEL = 40
 Orientation, transparency and conversion hold copies of 4 bytes a pixel."""
 _UNKNOWN_BYTES = 1 << 30
 """Address space of the worker, if the system does not report it."""
-_SET_NO_NEW_PRIVILEGES = 38
-"""PR_SET_NO_NEW_PRIVS of prctl(2)."""
 _COSTLY = "a picture takes too much time or memory to decode; send a smaller or simpler file"
 _DAMAGED = "a picture cannot be decoded; send an undamaged file"
 _LATE = "a picture was not decoded in its time on this busy node; ask again"
@@ -126,11 +136,10 @@ def _in_child(
 
 
 def _shut_out() -> None:
-    """Forbid new descriptors, processes and privileges to this process."""
+    """Forbid new descriptors, processes, privileges and most system calls to this process."""
     for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
         resource.setrlimit(kind, (0, 0))
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    forbid_calls()
 
 
 def _is_late(child: BoundedChild, seconds: float) -> bool:

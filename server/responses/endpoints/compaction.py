@@ -152,7 +152,7 @@ def read_compact_request(
     old = () if before is None else before.messages()
     given = fields.get("input")
     stored = StoredItems(store, http_request_context(request))
-    reader = model.picture_reader(() if before is None else before.pictures.sent)
+    reader = model.picture_reader(fields, () if before is None else before.pictures.sent)
     messages = read_input([] if given is None else given, old, stored, pictures=reader)
     if not messages:
         raise InvalidField("input", "is empty: send at least one item")

@@ -157,6 +157,15 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
     "makes a stored turn of messages that an entry reads; only tests call it": (
         "server/responses/stored_responses.py:StoredTurn.of",
     ),
+    "passes on addresses of 4,096 characters at most, and reads no content": (
+        "server/openai/generation.py:ServedModel._fetched",
+        "server/pictures/fetching/fetcher.py:*",
+        "server/pictures/fetching/getter.py:CheckedResolver.resolve",
+        "server/pictures/fetching/request_addresses.py:fetch_all*",
+        "server/pictures/fetching/worker.py:*",
+        # The answer of a resolver.
+        "server/pictures/fetching/addresses.py:check_global",
+    ),
     _OPERATOR: (
         "server/openai/routes.py:ModelHandlers._card",
         "server/grpc/server.py:Server.__init__",

@@ -8,7 +8,7 @@ import numpy as np
 
 from tasuki.model.vision.config import PictureTokens
 from tasuki.model.vision.picture_file import PictureBounds
-from tasuki.model.vision.processor import PixelRules
+from tasuki.model.vision.processor import ClipRules, PixelRules
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.anthropic.conversation import read_conversation
 from tasuki.server.auth.tenants import ANONYMOUS
@@ -16,8 +16,10 @@ from tasuki.server.errors import ServerError
 from tasuki.server.grpc.generate_messages import read_messages
 from tasuki.server.openai.messages import read_chat_messages
 from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.pictures.fetching.addresses import FetchHosts
+from tasuki.server.pictures.fetching.request_addresses import RequestAddresses
 from tasuki.server.pictures.node_pictures import NodePictures
-from tasuki.server.pictures.part_reader import PictureReader, check_part_type
+from tasuki.server.pictures.part_reader import PictureReader, check_part_type, pictures_read
 from tasuki.server.pictures.picture_sizes import PictureSizes
 from tasuki.server.pictures.sent_picture import Detail, PictureLimits, SentPicture
 from tasuki.server.responses.input_items import read_input
@@ -33,6 +35,9 @@ _IDS = PictureTokens(start=1, end=2, image=3, video=4)
 _FOLDER = "server/pictures"
 _HEAD = "data:image/png;base64,"
 _PNG = picture_file()
+_URL = _HEAD + base64.b64encode(_PNG).decode()
+_FRAMES = "data:video/jpeg;base64,"
+_CLIP = ClipRules(4096, 1 << 24, 2.0, 4, 768, None)
 
 
 def pictures() -> list[Entry]:
@@ -56,6 +61,30 @@ def pictures() -> list[Entry]:
             _refusable(_read_response),
         ),
         Whole(
+            "clip of a request",
+            (f"{_FOLDER}/part_reader.py:PictureReader.clip",),
+            {
+                "frames": lambda size: {"video": [{"image": _URL}] * (size // 300)},
+                "one long frame": lambda size: {"video": [_HEAD + "A" * size]},
+                "frames in one URL": lambda size: {"video_url": _FRAMES + "A," * (size // 2)},
+                "a long frame in a URL": lambda size: {"video_url": {"url": _FRAMES + "A" * size}},
+                "a file of video": lambda size: {"video_url": "data:video/mp4;" + "A" * size},
+            },
+            _refusable(_clip),
+        ),
+        Whole(
+            "address of a picture",
+            (f"{_FOLDER}/fetching/request_addresses.py:RequestAddresses.content",),
+            {
+                "a path": lambda size: "https://a.test/" + "a" * size,
+                "a host": lambda size: "https://" + "a." * (size // 2) + "test/",
+                "white space": lambda size: "https://a.test/" + " " * size,
+                "escapes": lambda size: "https://a.test/" + "%41" * (size // 3),
+                "addresses": lambda size: [f"https://a.test/{each}" for each in range(size // 30)],
+            },
+            _refusable(_addresses),
+        ),
+        Whole(
             "type of a part",
             (f"{_FOLDER}/part_reader.py:check_part_type",),
             {"one word": lambda size: "a" * size, "a file": lambda size: "file"},
@@ -73,8 +102,13 @@ def pictures() -> list[Entry]:
             (
                 "server/grpc/generate_messages.py:_message",
                 f"{_FOLDER}/part_reader.py:PictureReader.file",
+                f"{_FOLDER}/part_reader.py:PictureReader.files",
             ),
-            {"texts": lambda size: _sent(b"", size), "pictures": lambda size: _sent(_PNG, size)},
+            {
+                "texts": lambda size: _sent(b"", size),
+                "pictures": lambda size: _sent(_PNG, size),
+                "frames": lambda size: _sent_clip(size // 300),
+            },
             _refusable(lambda messages: read_messages(messages, _many())),
         ),
         Whole(
@@ -92,6 +126,26 @@ def _sent(file: bytes, size: int) -> pb.Messages:
     text, picture = pb.MessagePart(text="so"), pb.MessagePart(picture=pb.Picture(file=file))
     parts = [text, picture] * (size // 300) if file else [text] * (size // 10)
     return pb.Messages(items=[pb.Message(role="user", parts=parts)])
+
+
+def _sent_clip(count: int) -> pb.Messages:
+    part = pb.MessagePart(clip=pb.Clip(frames=[_PNG] * count))
+    return pb.Messages(items=[pb.Message(role="user", parts=[part])])
+
+
+def _clip(fields: dict[str, object]) -> object:
+    reader = _many()
+    times = reader.clip({"type": "video", **fields}, "a")
+    sizes = PictureSizes(_RULES, _many_limits(), cache_bytes=0, clip=_CLIP)
+    return times, sizes.measured(b"", reader.pictures[:1])
+
+
+def _addresses(urls: str | list[str]) -> object:
+    addresses = RequestAddresses(FetchHosts.of(["test"]))
+    reader = PictureReader(_many_limits(), addresses=addresses)
+    for url in [urls] if isinstance(urls, str) else urls:
+        reader.chat_part({"image_url": url}, "a")
+    return pictures_read(reader)
 
 
 def _placed(count: int) -> object:
@@ -145,11 +199,11 @@ def _fields(parts: list[object]) -> RequestFields:
 
 
 def _many() -> PictureReader:
-    return PictureReader(_many_limits())
+    return PictureReader(_many_limits(), fps=_CLIP.fps)
 
 
 def _many_limits() -> PictureLimits:
-    return PictureLimits(most_pictures=1 << 30, most_pixels=1 << 60)
+    return PictureLimits(most_pictures=1 << 30, most_frames=1 << 30, most_pixels=1 << 60)
 
 
 def _parts(picture: dict[str, object]) -> Mapping[str, Input]:
@@ -159,7 +213,8 @@ def _parts(picture: dict[str, object]) -> Mapping[str, Input]:
         "texts": lambda size: [text] * (size // 30),
         "pictures": lambda size: [picture] * (size // size_of),
         "texts between pictures": lambda size: [text, picture] * (size // size_of),
-        "other parts": lambda size: [text] * (size // 30) + [{"type": "video"}],
+        "clips": lambda size: [{"type": "video", "video": [_URL]}] * (size // size_of),
+        "other parts": lambda size: [text] * (size // 30) + [{"type": "input_video"}],
     }
 
 
