@@ -15,8 +15,9 @@ missing one. They are neither reserved nor pinned until it is their turn.
 Files of the first wishes are decoded beside the encodes. A wish without patches is passed over
 until they are there.
 
-On a GPU a part is launched in the stream of the forwards, and one part at a time is in flight. A
-later step sees its end, so no step waits on the host for it.
+On a GPU a part is launched in the stream of the forwards, one a step. Two at most are in flight,
+because a step begins before the one before has ended. A later step sees a part's end, so no step
+waits on the host for it.
 
 Owns wishes, pins and the encode in progress; shares the store with the runner. Thread rule: the
 engine loop's. Invariant: a request that is over, or retracted, has neither pin nor wish.
@@ -24,7 +25,7 @@ engine loop's. Invariant: a request that is over, or retracted, has neither pin 
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -59,10 +60,12 @@ log = logging.getLogger(__name__)
 
 _BESIDE_ANSWERS = 0.01
 """Most seconds of blocks between two steps while answers run."""
-_SHARE_OF_STEP = 0.5
+_SHARE_OF_STEP = 0.22
 """Most seconds of blocks between two steps, as a share of a step of answers."""
 _ALONE = 0.1
 """Seconds of blocks at a time without answers. A message waits as long."""
+_MOST_IN_FLIGHT = 2
+"""Largest number of parts launched and not ended."""
 
 
 @dataclass
@@ -119,15 +122,14 @@ class _MissingPicture:
 @dataclass
 class _Running:
     """The picture whose rows are reserved. encode: None before its first block. read: its patches.
-    part: its blocks in flight; None: none are. flops: of this part. rows: the result behind the
-    last block. finite: [] bool on the host, true if all of them are; it is there when the part has
-    ended. began: time of its first block. seconds: of its blocks so far."""
+    parts: those in flight, in order, each with its FLOPs. rows: the result behind the last block.
+    finite: [] bool on the host, true if all of them are; it is there when all parts have ended.
+    began: time of its first block. seconds: of its blocks so far."""
 
     name: PictureName
     encode: Underway | None = None
     read: ReadPicture | None = None
-    part: EncodePart | None = None
-    flops: float = 0.0
+    parts: deque[tuple[EncodePart, float]] = field(default_factory=deque)
     rows: Tensor | None = None
     finite: Tensor | None = None
     began: float = 0.0
@@ -338,12 +340,13 @@ class PictureEncoder:
             assert running is not None
             try:
                 self._compute_ahead(running.name)
-                part = running.part or self._launch(running, limit - (self._clock() - began))
-                if not part.has_ended:
-                    if in_flight or step_seconds is not None:
-                        break
-                    part.wait()
-                failure = self._ended(running, part)
+                failure = self._took_over(running)
+                if self._running is running and failure is None:
+                    if running.rows is None and len(running.parts) < _MOST_IN_FLIGHT:
+                        self._launch(running, limit - (self._clock() - began))
+                    if not in_flight and step_seconds is None:
+                        running.parts[0][0].wait()
+                    failure = self._took_over(running)
             except DeviceLost:
                 raise
             except _Unreadable as error:
@@ -354,7 +357,8 @@ class PictureEncoder:
                 failure = m.RequestError(m.ErrorKind.INTERNAL, reason)
             if failure is not None:
                 return self._fail(running.name, failure)
-            if self._clock() - began + self._block_seconds > limit:
+            late = self._clock() - began + self._block_seconds > limit
+            if late or (self._running is running and running.parts):
                 break
         return []
 
@@ -401,9 +405,9 @@ class PictureEncoder:
             if ahead.total() == MOST_DECODED_AHEAD:
                 return
 
-    def _launch(self, running: _Running, seconds: float) -> EncodePart:
-        """Launch blocks for about `seconds` seconds, and what follows the last. Return them as a
-        part. On a CPU the part has ended."""
+    def _launch(self, running: _Running, seconds: float) -> None:
+        """Launch blocks for about `seconds` seconds, and what follows the last, as a part. On a CPU
+        the part has ended."""
         wish, pace = self._wishes[running.name], self._pace
         pace.begin()
         encode = running.encode
@@ -423,18 +427,17 @@ class PictureEncoder:
         if not encode.blocks_left:
             running.rows = encode.rows()
             running.finite = _on_host(running.rows.isfinite().all())
-        running.flops = blocks * flops
-        running.part = pace.end()
-        return running.part
+        running.parts.append((pace.end(), blocks * flops))
 
-    def _ended(self, running: _Running, part: EncodePart) -> m.RequestError | None:
-        """Take over an ended part; store the rows behind the last block. Return a failure, if
+    def _took_over(self, running: _Running) -> m.RequestError | None:
+        """Take over the ended parts; store the rows behind the last block. Return a failure, if
         any."""
-        running.part = None
-        running.seconds += part.seconds
-        self._block_seconds = part.seconds
-        self._pace.measured(running.flops, part.seconds)
-        if running.rows is None or running.finite is None:
+        while running.parts and running.parts[0][0].has_ended:
+            part, flops = running.parts.popleft()
+            running.seconds += part.seconds
+            self._block_seconds = part.seconds
+            self._pace.measured(flops, part.seconds)
+        if running.parts or running.rows is None or running.finite is None:
             return None
         if not running.finite:
             reason = "a picture's rows are NaN or infinite: check the checkpoint and its dtype"

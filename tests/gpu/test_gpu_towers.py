@@ -14,7 +14,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.pictures.file_levels import DeviceBytes, FileLevels
 from tasuki.engine.pictures.placed import PlacedPicture
 from tasuki.engine.pictures.row_store import RowStore
-from tasuki.engine.pictures.tower_pace import EncodePart
+from tasuki.engine.pictures.tower_pace import DevicePace, EncodePart
 from tasuki.engine.scheduling.picture_encoder import PictureEncoder, _MissingPicture, _Waiting
 from tasuki.model.known_models import published_tower
 from tasuki.model.ops.attention.picture_attention import picture_attention
@@ -158,14 +158,14 @@ def test_parts_beside_answers_are_short(
 ) -> None:
     """Steps of 8 ms run meanwhile. From the second part on each is within its time."""
     encoder = encoder_of(tower)
-    seconds: list[float] = []
-    ended = PictureEncoder._ended
+    parts: list[EncodePart] = []
+    end = DevicePace.end
 
-    def noted(self: PictureEncoder, running: object, part: EncodePart) -> object:
-        seconds.append(part.seconds)
-        return ended(self, running, part)  # type: ignore[arg-type]
+    def noted(self: DevicePace) -> EncodePart:
+        parts.append(end(self))
+        return parts[-1]
 
-    monkeypatch.setattr(PictureEncoder, "_ended", noted)
+    monkeypatch.setattr(DevicePace, "end", noted)
     levels = patches_in(grid).levels.numpy()
     for number in range(3):
         name = (b"", digest(f"p{number}", grid.token_rows, grid.token_columns))
@@ -180,15 +180,16 @@ def test_parts_beside_answers_are_short(
             torch.cuda._sleep(8_000_000)
             steps += 1
             torch.cuda.synchronize()
-        parts = [f"{1000 * each:.1f}" for each in seconds]
+        seconds = [part.seconds for part in parts]
+        shown = ", ".join(f"{1000 * each:.1f}" for each in seconds)
         print(
-            f"picture {number}: parts of {', '.join(parts)} ms in {steps} steps; the host took at"
-            f" most {1000 * max(host):.1f} ms"
+            f"picture {number}: parts of {shown} ms in {steps} steps; the host took at most "
+            f"{1000 * max(host):.1f} ms"
         )
         # The first part of a picture also copies its levels.
         if number:
             assert max(seconds[1:]) < 0.02
-        seconds.clear()
+        parts.clear()
     assert encoder.counts.encoded == 3
 
 
