@@ -19,7 +19,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 _QUERIES = 128
 _KEYS = 64
 _WARPS = 8
-_STAGES = 3
+_STAGES = 4
 _TURNED_PATCHES = 8
 _LEAST_PART = 16
 """Least number of elements in a part of a head: products of fewer do not exist."""
