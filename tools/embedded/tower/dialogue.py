@@ -18,7 +18,7 @@ from tasuki.model.vision.pixels import image_patches
 from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import PictureRun, PromptLayout
 
-from .scenes import Exchange, Scene, exchanges
+from .scenes import Exchange, Scene, Topic, exchanges
 
 IGNORED = -100
 """Target of a token without a loss, as torch's cross entropy has it."""
@@ -39,8 +39,8 @@ class Sample:
     """One scene with questions. levels [patches, patch_values / frames] uint8: one of the equal
     frames, by colour, row and column. tokens [T]. positions [3, T]. start: index of the picture's
     first token. places, targets [K]: index of the token before each token of an answer, and that
-    answer's token, filled up with 0 and IGNORED. answers [K]: number of the answer, from 0. All but
-    levels are int64."""
+    answer's token, filled up with 0 and IGNORED. answers, topics [K]: number of the answer, from 0,
+    and of its topic. All but levels are int64."""
 
     levels: Tensor
     tokens: Tensor
@@ -49,6 +49,7 @@ class Sample:
     places: Tensor
     targets: Tensor
     answers: Tensor
+    topics: Tensor
 
 
 class DialogueMaker:
@@ -70,6 +71,7 @@ class DialogueMaker:
         rest = size.answer_tokens - len(places)
         targets = [tokens[place + 1] for place in places] + [IGNORED] * rest
         owners = [number for number, answer in enumerate(answers) for _ in answer]
+        topics = [_TOPICS.index(asked[number].topic) for number in owners]
         return Sample(
             levels=one_frame(patches.levels, self._config),
             tokens=torch.tensor(tokens + [0] * (size.tokens - len(tokens))),
@@ -78,6 +80,7 @@ class DialogueMaker:
             places=torch.tensor(places + [0] * rest),
             targets=torch.tensor(targets),
             answers=torch.tensor(owners + [0] * rest),
+            topics=torch.tensor(topics + [0] * rest),
         )
 
     def _tokens(
@@ -125,3 +128,4 @@ def every_frame(levels: Tensor, config: VisionConfig) -> Tensor:
 
 
 _PICTURE_FIRST = 0.75
+_TOPICS = list(Topic)

@@ -31,6 +31,7 @@ class Scenes:
     places: Tensor
     targets: Tensor
     answers: Tensor
+    topics: Tensor
 
     def chosen(self, rows: Tensor) -> "Scenes":
         """Return the samples with these indices."""
@@ -49,6 +50,7 @@ class Scenes:
             self.places,
             self.targets,
             self.answers,
+            self.topics,
         )
 
 
@@ -101,6 +103,7 @@ def _draw_part(
         stacked(lambda sample: sample.places),
         stacked(lambda sample: sample.targets),
         stacked(lambda sample: sample.answers),
+        stacked(lambda sample: sample.topics),
     )
 
 

@@ -1,4 +1,5 @@
-"""Prepares the embedded model's text files for a vision tower.
+"""Prepares the embedded model's text files for a vision tower: `python -m
+tools.embedded.tower.prepare model/embedded`.
 
 Writes the tower's shape into config.json, the rules of pixels, the placeholders into the tokenizer
 and the pictures into the chat template. The vocabulary has no room. So placeholders take the ids of
@@ -6,6 +7,7 @@ four bytes absent from UTF-8 (0xFC to 0xFF). No weight changes.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +131,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _write(path: Path, content: dict[str, Any], *, ensure_ascii: bool = True) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=ensure_ascii)
     path.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    prepare(Path(sys.argv[1]), Path(sys.argv[1]))

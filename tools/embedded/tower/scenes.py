@@ -89,10 +89,22 @@ class Scene:
         return picture.resize((self.side, self.side), Image.Resampling.BOX)
 
 
+class Topic(StrEnum):
+    """Topic of a question: all figures, their number, the figure of one side, the colour of a
+    shape, the shape of a colour."""
+
+    ALL = "all"
+    COUNT = "count"
+    SIDE = "side"
+    COLOUR = "colour"
+    SHAPE = "shape"
+
+
 @dataclass(frozen=True)
 class Exchange:
     """A question about a scene, and its answer."""
 
+    topic: Topic
     question: str
     answer: str
 
@@ -114,20 +126,22 @@ def exchanges(scene: Scene, random: Random) -> list[Exchange]:
     """Return one question of each kind with an answer in the scene, in random order."""
     kinds = scene.kinds
     found = [
-        Exchange(random.choice(CAPTION_QUESTIONS), _caption(kinds)),
-        Exchange(COUNT_QUESTION, f"There {_COUNTED[len(kinds)]}."),
+        Exchange(Topic.ALL, random.choice(CAPTION_QUESTIONS), _caption(kinds)),
+        Exchange(Topic.COUNT, COUNT_QUESTION, f"There {_COUNTED[len(kinds)]}."),
     ]
     if len(kinds) > 1:
         side, kind = random.choice([("left", kinds[0]), ("right", kinds[-1])])
-        found.append(Exchange(f"What is on the {side}?", f"It is {kind}."))
+        found.append(Exchange(Topic.SIDE, f"What is on the {side}?", f"It is {kind}."))
     unlike = [kind for kind in kinds if _only(kind.shape, [other.shape for other in kinds])]
     if unlike:
         kind = random.choice(unlike)
-        found.append(Exchange(f"What colour is the {kind.shape}?", f"It is {kind.colour}."))
+        question = f"What colour is the {kind.shape}?"
+        found.append(Exchange(Topic.COLOUR, question, f"It is {kind.colour}."))
     unlike = [kind for kind in kinds if _only(kind.colour, [other.colour for other in kinds])]
     if unlike:
         kind = random.choice(unlike)
-        found.append(Exchange(f"What is {kind.colour}?", f"It is a {kind.shape}."))
+        question = f"What is {kind.colour}?"
+        found.append(Exchange(Topic.SHAPE, question, f"It is a {kind.shape}."))
     random.shuffle(found)
     return found
 
@@ -167,7 +181,7 @@ def _scene(random: Random, kinds: Sequence[Kind]) -> Scene:
     column = 1 / len(kinds)
     figures = []
     for place, kind in enumerate(kinds):
-        radius = random.uniform(0.11, min(0.155, 0.5 * column))
+        radius = random.uniform(0.11, min(0.26, 0.47 * column))
         room = max(0.0, 0.5 * column - radius - 0.005)
         x = (place + 0.5) * column + random.uniform(-room, room)
         y = random.uniform(radius + 0.02, 0.98 - radius)

@@ -16,14 +16,17 @@ from tasuki.model.vision.grid import PictureGrid, PositionTaps, rotary_angles
 
 PREFIX = "model.visual."
 _SPREAD = 0.02
+_GELU = 0.35
+"""Root mean square of a GELU's outputs here, about."""
 
 
 class TrainedTower(nn.Module):
     """A tower for pictures of one grid. The grid has no effect on the parameters."""
 
-    def __init__(self, config: VisionConfig, grid: PictureGrid) -> None:
+    def __init__(self, config: VisionConfig, grid: PictureGrid, spread: float) -> None:
+        """spread: of the elements of a row, before the training."""
         super().__init__()
-        self._config, self._grid = config, grid
+        self._grid = grid
         self.patch_embed = nn.ModuleDict({"proj": _PatchProduct(config)})
         self.pos_embed = nn.Embedding(config.side * config.side, config.hidden)
         self.blocks = nn.ModuleList([_Block(config) for _ in range(config.depth)])
@@ -38,6 +41,7 @@ class TrainedTower(nn.Module):
         ):
             self.register_buffer(name, tensor, persistent=False)
         nn.init.normal_(self.pos_embed.weight, std=_SPREAD)
+        _scale(self.merger.linear_fc2, spread)
 
     def forward(self, levels: Tensor) -> Tensor:
         """Return the rows [B, tokens, out_hidden] of pictures. levels [B, patches, patch_values]
@@ -48,6 +52,13 @@ class TrainedTower(nn.Module):
         for block in self.blocks:
             x = block(x, self._cos, self._sin)
         return self.merger(x, self._grid.tokens)
+
+
+@torch.no_grad()
+def _scale(last: nn.Linear, spread: float) -> None:
+    """Scale a layer behind a GELU, so that its outputs have about this spread."""
+    last.weight.normal_(std=spread / (_GELU * math.sqrt(last.in_features)))
+    last.bias.normal_(std=spread)
 
 
 class _PatchProduct(nn.Module):
