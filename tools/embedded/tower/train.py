@@ -109,9 +109,9 @@ def _settings() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--scenes", type=int, default=80_000, help="drawn for the training")
     parser.add_argument("--trial", type=int, default=1000, help="held-out scenes")
-    parser.add_argument("--turns", type=int, default=2, help="questions about a scene at most")
-    parser.add_argument("--tokens", type=int, default=128, help="of a dialogue at most")
-    parser.add_argument("--answer-tokens", type=int, default=44, help="of its answers at most")
+    parser.add_argument("--turns", type=int, default=3, help="questions about a scene at most")
+    parser.add_argument("--tokens", type=int, default=152, help="of a dialogue at most")
+    parser.add_argument("--answer-tokens", type=int, default=54, help="of its answers at most")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="to draw in")
     parser.add_argument("--batch", type=int, default=128, help="scenes of a step")
     parser.add_argument(
