@@ -57,10 +57,11 @@ class Scenes:
 @dataclass(frozen=True)
 class Drawing:
     """How scenes are drawn. prepared: folder of the model's text files with a tower. size: bounds
-    of each sample."""
+    of each sample. part: scenes drawn at once."""
 
     prepared: Path
     size: Size
+    part: int = 500
 
 
 def picture_shape(prepared: Path) -> tuple[VisionConfig, PixelRules]:
@@ -76,7 +77,7 @@ def draw(
 ) -> Scenes:
     """Draw `count` scenes. Equal seeds give equal scenes, for any number of processes. scene: makes
     a scene."""
-    seeds = [seed * 1_000_003 + part for part in range(-(-count // _PART))]
+    seeds = [seed * 1_000_003 + part for part in range(-(-count // work.part))]
     found = list(pool.map(partial(_draw_part, work, scene), seeds))
     joined = (np.concatenate(arrays)[:count] for arrays in zip(*found, strict=True))
     return Scenes(*map(torch.from_numpy, joined))
@@ -89,7 +90,7 @@ def _draw_part(
     config, rules = picture_shape(work.prepared)
     tokenizer = Tokenizer.from_file(str(work.prepared / "tokenizer.json"))
     maker, chooser = DialogueMaker(tokenizer, config, rules), random.Random(seed)
-    samples = [maker.sample(scene(chooser), chooser, work.size) for _ in range(_PART)]
+    samples = [maker.sample(scene(chooser), chooser, work.size) for _ in range(work.part)]
 
     def stacked(each: Callable[[Sample], Tensor]) -> NDArray[np.generic]:
         found: NDArray[np.generic] = torch.stack([each(sample) for sample in samples]).numpy()
@@ -105,6 +106,3 @@ def _draw_part(
         stacked(lambda sample: sample.answers),
         stacked(lambda sample: sample.topics),
     )
-
-
-_PART = 500
