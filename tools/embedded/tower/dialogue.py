@@ -18,7 +18,7 @@ from tasuki.model.vision.pixels import image_patches
 from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import PictureRun, PromptLayout
 
-from .scenes import Exchange, Scene, Topic, exchanges
+from .scenes import Colour, Exchange, Scene, Shape, exchanges
 
 IGNORED = -100
 """Target of a token without a loss, as torch's cross entropy has it."""
@@ -39,8 +39,8 @@ class Sample:
     """One scene with questions. levels [patches, patch_values / frames] uint8: one of the equal
     frames, by colour, row and column. tokens [T]. positions [3, T]. start: index of the picture's
     first token. places, targets [K]: index of the token before each token of an answer, and that
-    answer's token, filled up with 0 and IGNORED. answers, topics [K]: number of the answer, from 0,
-    and of its topic. All but levels are int64."""
+    answer's token, filled up with 0 and IGNORED. answers [K]: number of the answer, from 0. kind
+    [2]: number of the figure's colour, and of its shape. All but levels are int64."""
 
     levels: Tensor
     tokens: Tensor
@@ -49,7 +49,7 @@ class Sample:
     places: Tensor
     targets: Tensor
     answers: Tensor
-    topics: Tensor
+    kind: Tensor
 
 
 class DialogueMaker:
@@ -71,7 +71,6 @@ class DialogueMaker:
         rest = size.answer_tokens - len(places)
         targets = [tokens[place + 1] for place in places] + [IGNORED] * rest
         owners = [number for number, answer in enumerate(answers) for _ in answer]
-        topics = [_TOPICS.index(asked[number].topic) for number in owners]
         return Sample(
             levels=one_frame(patches.levels, self._config),
             tokens=torch.tensor(tokens + [0] * (size.tokens - len(tokens))),
@@ -80,7 +79,7 @@ class DialogueMaker:
             places=torch.tensor(places + [0] * rest),
             targets=torch.tensor(targets),
             answers=torch.tensor(owners + [0] * rest),
-            topics=torch.tensor(topics + [0] * rest),
+            kind=_kind_numbers(scene),
         )
 
     def _tokens(
@@ -109,6 +108,11 @@ class DialogueMaker:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
+def _kind_numbers(scene: Scene) -> Tensor:
+    kind = scene.figure.kind
+    return torch.tensor([list(Colour).index(kind.colour), list(Shape).index(kind.shape)])
+
+
 def picture_tensor(scene: Scene) -> Tensor:
     """Return the drawn scene [side, side, 3] uint8."""
     content = bytearray(scene.draw().tobytes())
@@ -128,4 +132,3 @@ def every_frame(levels: Tensor, config: VisionConfig) -> Tensor:
 
 
 _PICTURE_FIRST = 0.75
-_TOPICS = list(Topic)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,11 +31,15 @@ class Scenes:
     places: Tensor
     targets: Tensor
     answers: Tensor
-    topics: Tensor
+    kinds: Tensor
 
     def chosen(self, rows: Tensor) -> "Scenes":
         """Return the samples with these indices."""
         return Scenes(*(tensor[rows] for tensor in self.tensors))
+
+    def blind(self) -> "Scenes":
+        """Return the same samples without pixels."""
+        return replace(self, levels=self.levels[:, :0])
 
     def to(self, device: str) -> "Scenes":
         return Scenes(*(tensor.to(device) for tensor in self.tensors))
@@ -50,7 +54,7 @@ class Scenes:
             self.places,
             self.targets,
             self.answers,
-            self.topics,
+            self.kinds,
         )
 
 
@@ -104,5 +108,5 @@ def _draw_part(
         stacked(lambda sample: sample.places),
         stacked(lambda sample: sample.targets),
         stacked(lambda sample: sample.answers),
-        stacked(lambda sample: sample.topics),
+        stacked(lambda sample: sample.kind),
     )

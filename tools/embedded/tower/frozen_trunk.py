@@ -174,8 +174,7 @@ class UnitLowerInverse(torch.autograd.Function):
             blocks = _diagonal_blocks(found, 2 * rows)
             first, second = blocks[..., :rows, :rows], blocks[..., rows:, rows:]
             below = _diagonal_blocks(padded, 2 * rows)[..., rows:, :rows]
-            # The inverses of the first blocks are ones.
-            blocks[..., rows:, :rows] = -below if rows == 1 else -(second @ below @ first)
+            blocks[..., rows:, :rows] = -(second @ below @ first)
             rows *= 2
         inverse = found[..., :size, :size].contiguous()
         context.save_for_backward(inverse)
