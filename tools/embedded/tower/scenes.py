@@ -3,8 +3,8 @@
 A scene has one figure on a light ground. The figure has a shape, a colour, a size and a place.
 Questions and answers follow a small grammar, in words that the embedded model can spell.
 
-Some combinations of a shape and a colour are held out: no scene of the training has one, each
-scene of the trial has one or more.
+Some combinations of a kind and a quarter of the picture are held out: no scene of the training has
+one, each scene of the trial has one.
 """
 
 import math
@@ -42,15 +42,14 @@ class Kind:
 
 
 KINDS = tuple(Kind(shape, colour) for shape in Shape for colour in Colour)
-HELD_OUT = frozenset(
-    {
-        Kind(Shape.CIRCLE, Colour.BLUE),
-        Kind(Shape.SQUARE, Colour.YELLOW),
-        Kind(Shape.STAR, Colour.RED),
-        Kind(Shape.HEART, Colour.GREEN),
-    }
-)
-"""Combinations without a scene in the training. Each shape and each colour is in others too."""
+QUARTERS = 4
+"""Quarters of a picture: upper left, upper right, lower left, lower right."""
+
+
+def held_out_quarter(kind: Kind) -> int:
+    """Return the quarter in which no scene of the training has this kind. Other kinds of its shape
+    and of its colour are there."""
+    return (list(Shape).index(kind.shape) + list(Colour).index(kind.colour)) % QUARTERS
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,15 @@ class Exchange:
 
 def training_scene(random: Random) -> Scene:
     """Return a scene without a held-out combination."""
-    return _scene(random, random.choice([kind for kind in KINDS if kind not in HELD_OUT]))
+    kind = random.choice(KINDS)
+    free = [quarter for quarter in range(QUARTERS) if quarter != held_out_quarter(kind)]
+    return _scene(random, kind, random.choice(free))
 
 
 def held_out_scene(random: Random) -> Scene:
     """Return a scene with a held-out combination."""
-    return _scene(random, random.choice(sorted(HELD_OUT, key=str)))
+    kind = random.choice(KINDS)
+    return _scene(random, kind, held_out_quarter(kind))
 
 
 def exchanges(scene: Scene, random: Random) -> list[Exchange]:
@@ -127,9 +129,13 @@ _LEVELS: dict[Colour, tuple[int, int, int]] = {
 _JITTER = 18
 
 
-def _scene(random: Random, kind: Kind) -> Scene:
-    radius = random.uniform(0.14, 0.3)
-    x, y = (random.uniform(radius + 0.02, 0.98 - radius) for _ in range(2))
+def _scene(random: Random, kind: Kind, quarter: int) -> Scene:
+    radius = random.uniform(0.14, 0.26)
+    row, column = divmod(quarter, 2)
+    x, y = (
+        random.uniform(0.5, 0.98 - radius) if far else random.uniform(radius + 0.02, 0.5)
+        for far in (column, row)
+    )
     figure = Figure(kind, x, y, radius, _jittered(random, _LEVELS[kind.colour]))
     light = random.randint(225, 255)
     return Scene(figure, _jittered(random, (light, light, light), 6), random.choice(_SIDES))

@@ -121,7 +121,7 @@ def _settings() -> argparse.Namespace:
     parser.add_argument(
         "--attempts",
         type=_attempts,
-        default=_attempts("0.003:0.03:0.1,0.01:0.03:0.1,0.03:0.03:0.1,0.01:0.2:0.1"),
+        default=_attempts("0.01:0.03:0.1,0.03:0.03:0.1,0.03:0.03:0.3,0.01:0.2:0.1"),
         help="RATE:SPREAD:NOISE,..: learning rates of the first stage, spreads and noise of rows",
     )
     parser.add_argument("--kind-seconds", type=float, default=28, help="of each attempt")
