@@ -16,6 +16,7 @@ _BENCHES = {
     "collectives": "what several ranks exchange, beside NCCL and symmetric memory",
     "route": "choices of a prefill node: processor time, the index's memory",
     "serving": "daemons under many clients: CPU time a token, gaps, hand-overs",
+    "pictures": "chats with pictures: stages, first tokens, answers beside them",
     "page": "the page of a file of runs, made anew",
 }
 

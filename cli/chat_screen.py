@@ -1,21 +1,27 @@
 """A conversation on a screen, with the count of cached tokens under each answer.
 
-Owns one session at a time, and the sessions it was forked from. Used by one thread.
+Owns one session at a time, the sessions it was forked from, and the pictures of the next message.
+Used by one thread.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt, SamplingOptions
 from tasuki.client.session import Client, Session
-from tasuki.engine.messages import Usage
+from tasuki.engine.messages import PicturesReport, Usage
+from tasuki.model.vision.picture_file import PictureBounds
 
-HELP = """/new    forget the conversation and begin another
+HELP = """/image FILE  show a picture with the next message; several times for several
+/new    forget the conversation and begin another
 /fork   go on with a copy of it; /back returns to where it was copied
 /back   to the conversation before the last /fork
 /stats  what the node's cache holds
 /quit   leave (or Ctrl-D)"""
+_IMAGE = "/image"
 
 
 class Chat:
@@ -31,6 +37,8 @@ class Chat:
         self._out = out
         self._sessions: list[Session] = [client.open_session()]
         self._begun = False
+        self._pictures: list[bytes] = []
+        """Files for the next message."""
 
     def run(self, lines: Iterator[str]) -> None:
         for line in lines:
@@ -58,13 +66,39 @@ class Chat:
                 self._stats()
             case "/help":
                 self._write_line(HELP)
+            case _ if line.partition(" ")[0] == _IMAGE:
+                self._attach(line.removeprefix(_IMAGE).strip())
             case _ if line.startswith("/"):
                 self._write_line(f"{line} is no command: /help lists them")
             case _:
                 self._turn(line)
 
+    def _attach(self, name: str) -> None:
+        """Read a picture's file for the next message. name: its path; `~` is the user's home."""
+        path = Path(name).expanduser()
+        most = PictureBounds().most_bytes
+        if not name or not path.is_file():
+            self._write_line(f"{name or 'no name'} is no file: /image FILE")
+            return
+        try:
+            with path.open("rb") as file:
+                content = file.read(most + 1)
+        except OSError as error:
+            self._write_line(f"{name} cannot be read: {error}")
+            return
+        if len(content) > most:
+            self._write_line(f"{name} has more than {most} bytes: shrink it")
+            return
+        self._pictures.append(content)
+        self._write_line(f"[picture {len(self._pictures)} for the next message]")
+
     def _turn(self, line: str) -> None:
-        messages = [{"role": "user", "content": line}]
+        message: dict[str, object] = {"role": "user", "content": line}
+        if self._pictures:
+            message = {"role": "user", "parts": [*self._pictures, line]}
+            # A refused picture would be refused again.
+            self._pictures = []
+        messages = [message]
         if self._system and not self._begun:
             messages.insert(0, {"role": "system", "content": self._system})
         session = self._sessions[-1]
@@ -114,8 +148,17 @@ def summary(usage: Usage) -> str:
     """Return the line shown under an answer: its token counts, cached tokens and time to first
     token."""
     cached = 0 if usage.hit is None else usage.hit.usable_tokens
+    pictures = "" if usage.pictures is None else _pictures(usage.pictures)
     return (
-        f"[{usage.prompt_tokens} prompt tokens, {cached} cached, prefilled on "
+        f"[{usage.prompt_tokens} prompt tokens{pictures}, {cached} cached, prefilled on "
         f"{usage.prefilled_on or 'an unnamed node'}; {usage.completion_tokens} new, first after "
         f"{usage.time_to_first_token * 1000:.0f} ms]"
     )
+
+
+def _pictures(report: PicturesReport) -> str:
+    """Return the tokens of a prompt's pictures, and the number of pictures by outcome."""
+    outcomes = Counter(picture.outcome for picture in report.each)
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    tokens = report.image_tokens + report.video_tokens
+    return f" ({tokens} of pictures: {counts})"

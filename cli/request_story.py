@@ -21,6 +21,8 @@ from tasuki.transfer.reports import (
     SentChunk,
 )
 
+from .picture_story import pictures_story
+
 _Drawn = tuple[SentChunk, Sequence[float]]
 _WIDTH = 60
 _ROWS = 12
@@ -129,6 +131,7 @@ def story(report: pb.ExplainResponse) -> list[str]:
         *_answer(usage),
         *(pull_chart(TIMELINE.from_wire(report.pull)) if report.HasField("pull") else []),
         *(_prompt(usage.hit) if usage.hit else ["  prompt   was never looked up: it ended before"]),
+        *(pictures_story(usage.pictures, usage.prompt_tokens) if usage.pictures else []),
         *(_lost(usage.hit.lost) if usage.hit and usage.hit.lost else []),
         *_took([*map(EVICTION.from_wire, report.took)]),
         *(_transfer(usage.transfer) if usage.transfer else []),

@@ -24,6 +24,10 @@ class TopConfig(HttpTarget):
     seconds: int = option(300, "how far back the bars reach")
     screens: int = option(0, "end after so many; 0: go on until interrupted")
 
+    def __post_init__(self) -> None:
+        if self.screens < 0:
+            raise ValueError(f"screens must be 0 or more, not {self.screens}")
+
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki top", "A node, live.", argv, TopConfig)

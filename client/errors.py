@@ -48,7 +48,7 @@ def client_error(error: grpc.RpcError) -> ClientError:
 
 _TRANSIENT_KINDS = frozenset(
     {
-        *("draining", "unknown_session", "not_served_here"),
+        *("draining", "unknown_session", "not_served_here", "picture_gone"),
         *("session_limit", "request_limit", "watcher_limit", "socket_limit"),
     }
 )
@@ -91,5 +91,5 @@ def next_pause(pauses: Iterator[float], error: ClientError) -> float:
 
 def is_transient(error: ClientError) -> bool:
     """Return True if a retry of the call may succeed, on another node or on this node later. An
-    unknown session counts too: the node lost it, and the client rebuilds it."""
+    unknown session and a lost picture count too: the client rebuilds the session."""
     return error.status in _TRANSIENT_STATUS or error.kind in _TRANSIENT_KINDS

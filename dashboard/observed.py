@@ -33,13 +33,22 @@ ObservedMessage = (
 
 
 @dataclass(frozen=True)
+class PictureFiles:
+    """The server's part of a node's pictures. refused: pictures refused before the engine. held:
+    bytes of picture files kept between requests, by holder: sessions, responses."""
+
+    refused: int = 0
+    held: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class NodeReport:
     """The counters of a node at one moment. prefill_nodes: number of prefill nodes by state.
     windows: number of layer chunks sent here, by outcome. sent: counters of a node handing prompts
     over. peers: the progress reported by linked nodes, by address or name. chat_tokens: tokens of
     rendered conversations, by their source; empty for a node without rendering. links: a decode
-    node's links to prefill nodes. about: `node` (its name), `role`, `model`, `version`, and
-    `started_at` in seconds since 1970."""
+    node's links to prefill nodes. pictures: the server's counts of pictures. about: `node` (its
+    name), `role`, `model`, `version`, and `started_at` in seconds since 1970."""
 
     stats: StatsReply
     prefill_nodes: Mapping[str, int] = field(default_factory=dict)
@@ -48,6 +57,7 @@ class NodeReport:
     peers: Mapping[str, NodeProgress] = field(default_factory=dict)
     chat_tokens: Mapping[str, int] = field(default_factory=dict)
     links: Sequence[PrefillNodeStatus] = ()
+    pictures: PictureFiles = field(default_factory=PictureFiles)
     about: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -16,6 +16,7 @@ from tasuki.transfer.lifecycle.deadlines import PullSenderDeadlines, ReceiverDea
 from tasuki.transfer.peer_values import LONGEST_LEASE, LONGEST_NAME, is_name
 from tasuki.transfer.settings import TRANSPORTS, WireOptions
 from tasuki.utils.options import Headings, MostAsked, option
+from tasuki.utils.urls import check_url
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class DecodeConfig(WireOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.etcd:
+            check_url("etcd", self.etcd, "http://127.0.0.1:2379")
         if self.layers_per_window is not None and self.layers_per_window < 1:
             raise ValueError(f"layers_per_window must be at least 1, not {self.layers_per_window}")
         if not 0 < self.lease_seconds <= LONGEST_LEASE:

@@ -27,6 +27,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from . import messages as m
 from .messages import EvictedCheckpoint, Eviction, HitBreakdown, RequestId, StepReport, TimeSpread
+from .pictures.seen_picture import pictures_report
 from .request import Request
 
 LEAST = 8
@@ -380,8 +381,14 @@ def usage_of(request: Request) -> m.Usage:
         route=request.route,
         prefill_choice=request.prefill_choice,
         targets=None if request.targets == m.NO_TARGETS else request.targets,
+        pictures=_pictures(request),
         **_drafted(request),
     )
+
+
+def _pictures(request: Request) -> m.PicturesReport | None:
+    is_here = request.prefilled_on == "local"
+    return pictures_report(request.pictures, request.seen, request.hit, is_here=is_here)
 
 
 def _drafted(request: Request) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tasuki.engine.roles.base import Handover
+from tasuki.engine.scheduling.picture_encoder import PictureEncoder
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats
@@ -58,8 +59,11 @@ class CacheQueries:
         emit: m.Emit,
         tiers: LowerTiers | None,
         weights: str,
+        pictures: PictureEncoder | None = None,
     ) -> None:
-        """weights: format of the stored weights, reported in StatsReply."""
+        """weights: format of the stored weights, reported in StatsReply. pictures: encoder of
+        pictures; None: prompts have none."""
+        self._pictures = pictures
         self._cache = cache
         self._handover = handover
         self._scheduler = scheduler
@@ -167,5 +171,6 @@ class CacheQueries:
                 looked_up_tokens=self._handover.lookups.prompt_tokens,
                 usable_tokens=self._handover.lookups.usable_tokens,
                 retractions=self._scheduler.retractions,
+                pictures=None if self._pictures is None else self._pictures.stats(requests),
             )
         )

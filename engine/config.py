@@ -12,6 +12,7 @@ from tasuki.pycache.layout import FP8_ROWS
 from tasuki.routing.node_choice import RouteName
 from tasuki.utils.options import LONGEST_SECONDS, Auto, Headings, MostAsked, option
 from tasuki.utils.system import has_bf16_units
+from tasuki.utils.urls import check_bucket, check_url
 
 
 class Role(Enum):
@@ -133,8 +134,7 @@ class EngineConfig:
     )
     vision: str = option(
         "auto",
-        "pictures in prompts; auto: if the checkpoint has a vision tower, on a CPU as yet; off: no "
-        "memory for it",
+        "pictures in prompts; auto: if the checkpoint has a vision tower; off: no memory for it",
         ("auto", "off"),
     )
     device: str = option(
@@ -349,6 +349,13 @@ class EngineConfig:
     def _check_remote(self) -> None:
         if (self.remote_cache is None) != (self.remote_cache_gib is None):
             raise EngineConfigError("remote_cache and remote_cache_gib need each other: give both")
+        try:
+            if self.remote_cache is not None:
+                check_bucket("remote_cache", self.remote_cache)
+            if self.remote_endpoint is not None:
+                check_url("remote_endpoint", self.remote_endpoint, "https://s3.example")
+        except ValueError as error:
+            raise EngineConfigError(str(error)) from error
         if self.remote_cache is not None and self.host_cache_gib is None:
             raise EngineConfigError("remote_cache is below host memory: give host_cache_gib too")
         if self.remote_cache is not None and self.tensor_parallel > 1:

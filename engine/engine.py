@@ -8,6 +8,7 @@ state to publish at that stop. The next forward is planned late during the one i
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,6 +126,8 @@ class Engine:
         self._outbox: list[m.Outbox] = []
         self._flight: _Flight | None = None
         self._times = StepTimes()
+        self._answer_seconds = math.inf
+        """Seconds of the last forward without prompts, on the device."""
         self._planning = PlanningTime()
         self._gathered = False
         self._stepped_at = 0.0
@@ -171,6 +174,7 @@ class Engine:
             emit,
             self._tiers,
             sizes.weights,
+            compute.pictures,
         )
 
     def prepare(self) -> None:
@@ -287,7 +291,10 @@ class Engine:
     def _encode(self, pictures: PictureEncoder) -> None:
         """Encode pictures for a while. Reject the requests of a failed one."""
         running = self._scheduler.running
-        for unseen in pictures.advance(beside_answers=len(running) > len(running.prompts)):
+        answering = len(running) > len(running.prompts)
+        in_flight = self._flight is not None
+        step_seconds = self._answer_seconds if answering else None
+        for unseen in pictures.advance(step_seconds, in_flight=in_flight):
             self._handover.reject(unseen.request, unseen.error)
 
     @property
@@ -403,6 +410,8 @@ class Engine:
         else:
             busy = in_flight.busy_seconds
             self._scheduler.completed(forward, busy)
+            if not forward.prompts:
+                self._answer_seconds = busy
             if answers := len(forward.answers):
                 self._times.answering.add(answers, busy)
             self._handover.completed(forward.prompts, busy)

@@ -26,6 +26,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 
 from . import messages as m
 from .pictures.placed import PlacedPictures
+from .pictures.seen_picture import SeenPictures
 from .progress import Progress
 from .speculation.drafting import Drafting
 
@@ -264,6 +265,7 @@ class Request:
     pulled: m.PullReport | None = None
     pull_tried: bool = False
     fetch_tried: bool = False
+    seen: SeenPictures = field(default_factory=dict)  # of its pictures, by index
     load_failed: int | None = None  # tokens expected from a load that failed
     ahead: Ahead | None = None  # None once its computation goes on
     lookup: Lookup | None = None  # lookup in a remote store, once begun

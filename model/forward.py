@@ -35,6 +35,7 @@ class DecodeBatch:
     beyond a context are never read. read_slots, write_slots [B]: slots of the state before and
     after the token; no row reads a slot written by another. rows [1]: number of valid rows. Rows
     past rows[0] may hold anything: operators read and write nothing of the arena for them.
+    rope_deltas [B]: rotary position minus position, of sequences with pictures; None: all are 0.
     """
 
     positions: Tensor
@@ -43,6 +44,7 @@ class DecodeBatch:
     read_slots: Tensor
     write_slots: Tensor
     rows: Tensor
+    rope_deltas: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -67,6 +69,8 @@ class VerifyBatch:
     forward (a fold). fold_counts [B]: number of these tokens; 0: none, then the fold slot is the
     read slot. fold_places [B]: batch index of the row in the previous forward. fold_slots [B]: slot
     of the state before these tokens; the result goes to the read slot.
+
+    rope_deltas [B * T]: as in DecodeBatch, of each token.
     """
 
     positions: Tensor
@@ -81,6 +85,7 @@ class VerifyBatch:
     fold_counts: Tensor
     fold_places: Tensor
     fold_slots: Tensor
+    rope_deltas: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -93,7 +98,8 @@ class VerifyBatch:
 
 
 class PicturesUnsupported(Exception):
-    """A forward with pictures on a device without operators for them. Use the CPU."""
+    """A forward with pictures on a device without operators for them. Use one rank of a node
+    without hand-overs."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from .config import ModelConfig
 from .config_json import ModelConfigError
+from .vision.config import PictureTokens, VisionConfig
 from .weights.safetensors_folder import has_draft_layer
 
 _COMMON: dict[str, Any] = {
@@ -50,10 +51,44 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
+_TOWERS = {"0.8b": (12, 768, 12, 3072), "2b": (24, 1024, 16, 4096), "4b": (24, 1024, 16, 4096)}
+"""Depth, width, heads and inner width of small models' vision towers. All others have the last
+one's."""
+_LARGE_TOWER = (27, 1152, 16, 4304)
+
+
+def published_tower(name: str) -> VisionConfig | None:
+    """Return the vision tower of a published model, by its size or its huggingface.co name; None
+    for another name."""
+    size = _size_of(name)
+    if size not in PUBLISHED:
+        return None
+    depth, hidden, heads, intermediate = _TOWERS.get(size, _LARGE_TOWER)
+    return VisionConfig(
+        depth=depth,
+        hidden=hidden,
+        heads=heads,
+        intermediate=intermediate,
+        out_hidden=PUBLISHED[size]["hidden_size"],
+        patch=16,
+        frames=2,
+        merge=2,
+        side=48,
+        rope_theta=10000.0,
+        norm_eps=1e-6,
+        rotary_sections=(11, 11, 10),
+        tokens=PictureTokens(248053, 248054, 248056, 248057),
+    )
+
+
+def _size_of(name: str) -> str:
+    return name.lower().removeprefix("qwen/").removeprefix("qwen3.5-")
+
+
 def published_or_folder(name: str) -> ModelConfig:
     """Return the config of the checkpoint folder with this path. Without such a folder, return that
     of a published model, by its size or its huggingface.co name. Raises ModelConfigError."""
-    size = name.lower().removeprefix("qwen/").removeprefix("qwen3.5-")
+    size = _size_of(name)
     if size in PUBLISHED and not Path(name).is_dir():
         return ModelConfig.from_dict(dict(PUBLISHED[size]), source=name)
     if not Path(name).is_dir():

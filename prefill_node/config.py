@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tasuki.server.bind import read_address
+from tasuki.server.discovery.membership import check_target
 from tasuki.transfer.peer_values import LONGEST_LEASE, LONGEST_NAME, is_name
 from tasuki.transfer.settings import TRANSPORTS, WireOptions
 from tasuki.utils.options import Headings, MostAsked, option
+from tasuki.utils.urls import check_url
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,16 @@ class PrefillConfig(WireOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.etcd:
+            check_url("etcd", self.etcd, "http://127.0.0.1:2379")
+        if not self.etcd_prefix:
+            raise ValueError(
+                "etcd_prefix must not be empty: leave it out, or name a folder of keys"
+            )
+        if self.handover_bind:
+            read_address("handover_bind", self.handover_bind)
+        if self.advertise:
+            check_target(self.advertise, "advertise")
         if self.layers_per_window is not None and self.layers_per_window < 1:
             raise ValueError(f"layers_per_window must be at least 1, not {self.layers_per_window}")
         if not is_name(self.name):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from tasuki.dashboard.observed import PictureFiles
 from tasuki.engine.assembly.parts import EngineParts, asked_model
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.messages import Emit
@@ -124,6 +125,9 @@ class PrefillFront:
 
     def chat_tokens(self) -> dict[str, int]:
         return {}
+
+    def picture_files(self) -> PictureFiles:
+        return PictureFiles()
 
 
 def prefill_front(

@@ -237,7 +237,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "hit", "transfer", "prefilled_on", "local_fallback", "time_to_first_token_seconds", "seconds", "pulled", "route", "prefill_choice", "targets", "drafted_tokens", "accepted_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "drafts")
+    __slots__ = ("prompt_tokens", "completion_tokens", "hit", "transfer", "prefilled_on", "local_fallback", "time_to_first_token_seconds", "seconds", "pulled", "route", "prefill_choice", "targets", "drafted_tokens", "accepted_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "drafts", "pictures")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class Usage(_message.Message):
     ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     hit: _report_pb2.HitBreakdown
@@ -272,7 +273,52 @@ class Usage(_message.Message):
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
     drafts: _containers.RepeatedCompositeFieldContainer[Drafts]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., hit: _Optional[_Union[_report_pb2.HitBreakdown, _Mapping]] = ..., transfer: _Optional[_Union[_report_pb2.TransferReport, _Mapping]] = ..., prefilled_on: _Optional[str] = ..., local_fallback: bool = ..., time_to_first_token_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., pulled: _Optional[_Union[_report_pb2.Pulled, _Mapping]] = ..., route: _Optional[_Union[_report_pb2.Route, _Mapping]] = ..., prefill_choice: _Optional[_Union[_report_pb2.PrefillChoice, _Mapping]] = ..., targets: _Optional[_Union[Targets, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[Drafts, _Mapping]]] = ...) -> None: ...
+    pictures: Pictures
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., hit: _Optional[_Union[_report_pb2.HitBreakdown, _Mapping]] = ..., transfer: _Optional[_Union[_report_pb2.TransferReport, _Mapping]] = ..., prefilled_on: _Optional[str] = ..., local_fallback: bool = ..., time_to_first_token_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., pulled: _Optional[_Union[_report_pb2.Pulled, _Mapping]] = ..., route: _Optional[_Union[_report_pb2.Route, _Mapping]] = ..., prefill_choice: _Optional[_Union[_report_pb2.PrefillChoice, _Mapping]] = ..., targets: _Optional[_Union[Targets, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[Drafts, _Mapping]]] = ..., pictures: _Optional[_Union[Pictures, _Mapping]] = ...) -> None: ...
+
+class Pictures(_message.Message):
+    __slots__ = ("count", "image_tokens", "video_tokens", "usable_tokens", "each")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EACH_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    image_tokens: int
+    video_tokens: int
+    usable_tokens: int
+    each: _containers.RepeatedCompositeFieldContainer[PictureUse]
+    def __init__(self, count: _Optional[int] = ..., image_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., each: _Optional[_Iterable[_Union[PictureUse, _Mapping]]] = ...) -> None: ...
+
+class PictureUse(_message.Message):
+    __slots__ = ("outcome", "kind", "place", "start", "tokens", "bytes", "decode_seconds", "resize_seconds", "tower_seconds", "wait_seconds", "decode_at", "tower_at", "ready_at")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOWER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_AT_FIELD_NUMBER: _ClassVar[int]
+    TOWER_AT_FIELD_NUMBER: _ClassVar[int]
+    READY_AT_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    kind: str
+    place: str
+    start: int
+    tokens: int
+    bytes: int
+    decode_seconds: float
+    resize_seconds: float
+    tower_seconds: float
+    wait_seconds: float
+    decode_at: float
+    tower_at: float
+    ready_at: float
+    def __init__(self, outcome: _Optional[str] = ..., kind: _Optional[str] = ..., place: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., decode_seconds: _Optional[float] = ..., resize_seconds: _Optional[float] = ..., tower_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., decode_at: _Optional[float] = ..., tower_at: _Optional[float] = ..., ready_at: _Optional[float] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("source", "drafted", "accepted")

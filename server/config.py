@@ -1,7 +1,7 @@
 """The settings of a node's servers, fixed before it starts."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,6 +11,7 @@ from tasuki.server.auth.callers import ANYBODY, CERTIFIED, NO_KEYS, Access, ApiK
 from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
 from tasuki.utils.options import LONGEST_SECONDS, Headings, MostAsked, option
 from tasuki.utils.tls import ServerTls
+from tasuki.utils.urls import check_origin, check_url
 
 from .bind import is_loopback, read_address
 from .discovery.etcd_access import EtcdAccess
@@ -23,6 +24,9 @@ ENGINE_PLACES = ("auto", "thread", "process")
 STOP_PLACES = ("answer", "everywhere")
 THINKING_REASONS = ("asked", "template")
 MOST_FRONT_WORKERS = 64
+_MESSAGE_MIB = 32
+_MESSAGE_MIB_SEEING = 64
+"""Default of max_message_mib for text, and with pictures: agents send all of them each turn."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class ServerConfig:
             *("api_key", "api_keys", "share_cache", "requests_per_minute", "tokens_per_minute"),
             *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
             *("max_message_mib", "max_connections", "max_sessions", "session_idle_seconds"),
+            "session_pictures_mib",
             *("response_store_mib", "responses_per_key", "response_seconds"),
         ),
         "Model": (
@@ -122,7 +127,11 @@ class ServerConfig:
         8, "streams of events of one of several API keys at a time; 0: no limit"
     )
     max_watchers: int = option(64, "streams of events at a time; 0: no limit")
-    max_message_mib: int = option(32, "the largest gRPC message or HTTP body, MiB")
+    max_message_mib: int | None = option(
+        None,
+        "the largest gRPC message or HTTP body, MiB; not given: 32, and 64 on a node that sees "
+        "pictures",
+    )
     chat_cache_mib: int = option(
         64, "MiB for tokens of chats; a next turn then encodes only new text; 0: none"
     )
@@ -210,6 +219,9 @@ class ServerConfig:
     drain_timeout: float = option(30.0, "most seconds for requests in flight after drain_grace")
     max_sessions: int = option(1024, "sessions open at a time")
     session_idle_seconds: float = option(3600.0, "a session idle so long may give way to a new one")
+    session_pictures_mib: int = option(
+        64, "MiB of picture files that a session keeps; all sessions keep 16 times as much"
+    )
     engine_process: str = option(
         "auto",
         "engine in a thread or in its own process; auto: process on a GPU, with "
@@ -227,6 +239,13 @@ class ServerConfig:
         for name in ("bind", "http_bind", "http_advertise"):
             if getattr(self, name):
                 read_address(name, getattr(self, name))
+        if self.http_etcd:
+            check_url("http_etcd", self.http_etcd, "http://127.0.0.1:2379")
+        if self.otlp_endpoint:
+            check_url("otlp_endpoint", self.otlp_endpoint, "http://127.0.0.1:4317")
+        for origin in _listed(self.allowed_origins):
+            if origin != "*":
+                check_origin("allowed_origins", origin)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
         if self.tls_client_ca and not self.tls_cert:
@@ -237,7 +256,7 @@ class ServerConfig:
         ):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        if not 1 <= self.max_message_mib <= 1024:
+        if not 1 <= self.message_bytes >> 20 <= 1024:
             raise ValueError(f"max_message_mib must be in [1, 1024], not {self.max_message_mib}")
         if self.chat_cache_mib < 0:
             raise ValueError(f"chat_cache_mib must be 0 or more, not {self.chat_cache_mib}")
@@ -253,6 +272,10 @@ class ServerConfig:
                 )
         if self.max_connections < 1:
             raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
+        if self.session_pictures_mib < 0:
+            raise ValueError(
+                f"session_pictures_mib must not be negative, but is {self.session_pictures_mib}"
+            )
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not 1 <= self.front_workers <= MOST_FRONT_WORKERS:
@@ -279,6 +302,17 @@ class ServerConfig:
         return self.engine_process == "process"
 
     @property
+    def message_bytes(self) -> int:
+        """Return the most bytes of a gRPC message or an HTTP body."""
+        given = self.max_message_mib
+        return (_MESSAGE_MIB if given is None else given) * 2**20
+
+    def seeing(self) -> "ServerConfig":
+        """Return the settings of a node that sees pictures: longer messages, if unset."""
+        given = self.max_message_mib
+        return replace(self, max_message_mib=_MESSAGE_MIB_SEEING if given is None else given)
+
+    @property
     def chat_cache_bytes(self) -> int:
         return self.chat_cache_mib * 2**20
 
@@ -296,7 +330,7 @@ class ServerConfig:
             tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
         keys = ApiKeys.load(Path(self.api_keys)) if self.api_keys else NO_KEYS
         keys = keys.sharing() if self.share_cache else keys
-        size = self.max_message_mib * 2**20
+        size = self.message_bytes
         return Access(
             tls,
             self.api_key,

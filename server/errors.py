@@ -44,6 +44,7 @@ REJECTED = {
     ErrorKind.QUEUE_TIMEOUT: (StatusCode.UNAVAILABLE, Retry.LATER),
     ErrorKind.OVERLOADED: (StatusCode.RESOURCE_EXHAUSTED, Retry.LATER),
     ErrorKind.NOT_HANDED_BACK: (StatusCode.UNAVAILABLE, Retry.ELSEWHERE),
+    ErrorKind.PICTURE_GONE: (StatusCode.NOT_FOUND, Retry.REOPEN),
     ErrorKind.INTERNAL: (StatusCode.INTERNAL, Retry.NEVER),
 }
 
@@ -91,6 +92,10 @@ class InvalidField(InvalidRequest):
 
 class PictureMissing(InvalidField, kind="picture_missing"):
     """A token id of the prompt is a picture's placeholder, and no picture is there."""
+
+
+class PictureUnseen(InvalidField, kind="picture_unseen"):
+    """A request has a picture, and the model has no vision tower, or this node does not use it."""
 
 
 class PictureTooLarge(InvalidField, kind="picture_too_large"):

@@ -10,6 +10,7 @@ message or by close().
 """
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from opentelemetry.context import Context
@@ -105,6 +106,7 @@ class OtelTracing:
                 if (span := self._live.pop(request, None)) is not None:
                     _describe(span, message.usage)
                     span.set_attribute("gen_ai.response.finish_reasons", [message.reason.value])
+                    self._add_pictures(span, message.usage)
                     self._end(span, message.life, message.usage.seconds)
             case m.Rejected(request_id=request, error=error):
                 if (span := self._live.pop(request, None)) is not None:
@@ -134,6 +136,30 @@ class OtelTracing:
                 phase.end(began + int(end * _NANOSECONDS))
         span.end(ended)
 
+    def _add_pictures(self, span: Span, usage: m.Usage) -> None:
+        """Add the spans of encoded pictures beneath the request's span. The end is the present
+        time."""
+        if usage.pictures is None:
+            return
+        arrived = time.time_ns() - int(usage.seconds * _NANOSECONDS)
+        beneath = set_span_in_context(span)
+        for picture in usage.pictures.each:
+            decoded = picture.decode_at + picture.decode_seconds + picture.resize_seconds
+            stages = (
+                ("decode picture", picture.decode_seconds, picture.decode_at, decoded),
+                ("encode picture", picture.tower_seconds, picture.tower_at, picture.ready_at),
+            )
+            for name, seconds, begin, end in stages:
+                if not seconds:
+                    continue
+                stage = self._tracer.start_span(
+                    name,
+                    beneath,
+                    attributes=_picture(picture),
+                    start_time=arrived + int(begin * _NANOSECONDS),
+                )
+                stage.end(arrived + int(end * _NANOSECONDS))
+
     def _beneath(self, traceparent: str) -> Context:
         return self._propagator.extract({TRACE_HEADER: traceparent})
 
@@ -161,6 +187,26 @@ def _asked(sampling: SamplingParams) -> dict[str, int | float]:
     return found
 
 
+def _pictures(report: m.PicturesReport) -> dict[str, int]:
+    """Return the attributes for the pictures of a prompt: their number, their tokens, and the
+    number of each outcome."""
+    outcomes = Counter(picture.outcome.value for picture in report.each)
+    return {
+        "tasuki.pictures": report.count,
+        "tasuki.image_tokens": report.image_tokens + report.video_tokens,
+        **{f"tasuki.pictures.{outcome}": count for outcome, count in outcomes.items()},
+    }
+
+
+def _picture(picture: m.PictureUse) -> dict[str, int | float | str]:
+    return {
+        "tasuki.picture.place": picture.place,
+        "tasuki.picture.tokens": picture.tokens,
+        "tasuki.picture.bytes": picture.bytes,
+        "tasuki.picture.busy_seconds": picture.tower_seconds,
+    }
+
+
 def _describe(span: Span, usage: m.Usage) -> None:
     """Set the span's attributes from the usage, under OpenTelemetry's names if defined."""
     hit, transfer = usage.hit, usage.transfer
@@ -169,6 +215,7 @@ def _describe(span: Span, usage: m.Usage) -> None:
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": 0 if hit is None else hit.usable_tokens,
+            **({} if usage.pictures is None else _pictures(usage.pictures)),
             "tasuki.prefilled_on": usage.prefilled_on,
             "tasuki.local_fallback": usage.local_fallback,
             "tasuki.first_token_seconds": usage.time_to_first_token,

@@ -8,8 +8,8 @@ of a caller have reserved the same id.
 
 RequestLog: the ends of the last requests, by id: the source of `tasuki explain`. Owns a bounded
 number of ends: the oldest is dropped first. An end is kept as bytes, a tenth of its objects'
-memory, because few are ever read. Timelines, the largest part of an end, are kept for fewer
-requests. One event loop's thread.
+memory, because few are ever read. Timelines and long lists of pictures, the largest parts of an
+end, are kept for fewer requests. One event loop's thread.
 """
 
 import itertools
@@ -136,7 +136,7 @@ class RequestLog:
         """Add an ended request; drop an old one if full. A reused id means the newer request."""
         name = end.request_id
         self._with_timeline.pop(name, None)
-        bare = _without_timeline(end)
+        bare = _brief(end)
         if bare is not end:
             self._with_timeline[name] = _pack(end)
         self._ended[name] = _Packed(type(end), _pack(bare), self._clock())
@@ -176,11 +176,20 @@ class RequestLog:
         return EndedRequest(end, found.ended_at), self._clock() - found.ended_at
 
 
-def _without_timeline(end: Finished | Rejected) -> Finished | Rejected:
-    """Return the request's end without its transfer timeline; the same object if it has none."""
-    if isinstance(end, Rejected) or (transfer := end.usage.transfer) is None:
+_FEW_PICTURES = 4
+
+
+def _brief(end: Finished | Rejected) -> Finished | Rejected:
+    """Return the request's end without its transfer timeline, and with few pictures one by one; the
+    same object if it has neither."""
+    if isinstance(end, Rejected):
         return end
-    if transfer.timeline is None:
+    pictures = end.usage.pictures
+    if pictures is not None and len(pictures.each) > _FEW_PICTURES:
+        few = replace(pictures, each=pictures.each[-_FEW_PICTURES:])
+        end = replace(end, usage=replace(end.usage, pictures=few))
+    transfer = end.usage.transfer
+    if transfer is None or transfer.timeline is None:
         return end
     # A pull serves a hand-over, and the hand-over has a timeline too.
     pulled = None if end.usage.pulled is None else replace(end.usage.pulled, timeline=None)

@@ -53,6 +53,7 @@ TUNING = frozenset(
             "drain_timeout",
             "max_sessions",
             "session_idle_seconds",
+            "session_pictures_mib",
             "chat_cache_mib",
             "log_level",
         ),

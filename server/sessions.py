@@ -22,9 +22,11 @@ from typing import NewType, Protocol
 
 import numpy as np
 
-from tasuki.engine.messages import Tokens
+from tasuki.engine.messages import PromptPicture, Tokens
 from tasuki.server.auth.callers import Caller
 from tasuki.server.auth.tenants import TENANT_KEY
+from tasuki.server.pictures.session_pictures import SessionPictures
+from tasuki.server.pictures.turn_pictures import moved
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.utils.signatures import Clock
@@ -117,7 +119,8 @@ class Session:
     """One session of a caller. owner: name of the caller who opened it. busy: a turn is being
     answered, and the log may not change until it ends. cursor: number of its cursor in the engine;
     None after a removed turn, until the next one. label: its name for operators, because its id is
-    a secret. tenant: tenant of its prompts; the salt is derived from it."""
+    a secret. tenant: tenant of its prompts; the salt is derived from it. pictures: those of the
+    log."""
 
     id: SessionId
     owner: str
@@ -128,6 +131,7 @@ class Session:
     last_used: float
     label: str
     tenant: str | None
+    pictures: SessionPictures
     busy: bool = False
 
 
@@ -160,6 +164,11 @@ class Turn:
         self._store.turn_ended(self.session, self._kept)
 
 
+SESSIONS_OF_PICTURES = 16
+"""Number of sessions with whole budgets of picture files. Beyond it, the least recently used ones
+lose theirs."""
+
+
 class SessionStore:
     def __init__(
         self,
@@ -168,16 +177,19 @@ class SessionStore:
         max_sessions: int = 1024,
         idle_seconds: float = 3600.0,
         sessions_per_key: int = 0,
+        picture_bytes: int = 64 * 2**20,
     ) -> None:
         """Set up the store. idle_seconds: after this time without use, a session may be closed for
         a new one. sessions_per_key: largest number of sessions for each of several keys; 0: no
-        limit."""
+        limit. picture_bytes: budget of one session's picture files; all together have
+        SESSIONS_OF_PICTURES times as much."""
         self._engine = engine
         self._clock = clock
         self._max_sessions = max_sessions
         self._idle_seconds = idle_seconds
         self._sessions: dict[SessionId, Session] = {}
         self._per_key = sessions_per_key
+        self._picture_bytes = picture_bytes
         self._opening: Counter[str] = Counter()
         self._numbers = itertools.count(1)
 
@@ -188,19 +200,46 @@ class SessionStore:
         """Open a session of the caller. salt: salt of its prompts. Raises SessionLimit."""
         with self._room_for(caller):
             cursor = await self._engine.open_cursor(salt)
-        return self._add(caller, TokenLog(), salt, cursor, Tail.EMPTY, tenant)
+        return self._add(caller, TokenLog(), SessionPictures(), salt, cursor, Tail.EMPTY, tenant)
 
     async def fork(self, caller: Caller, session_id: str) -> Session:
         """Return a new session with a copy of the session's present log. Raises SessionLimit, and
         the errors of idle()."""
         origin = self.idle(caller, session_id)
-        log, tail = origin.log.copy(), origin.tail
+        log, pictures, tail = origin.log.copy(), origin.pictures.copy(), origin.tail
         with self._room_for(caller):
             if origin.cursor is None:
                 cursor = await self._engine.open_cursor(origin.salt)
             else:
                 cursor = await self._engine.fork_cursor(origin.cursor)
-        return self._add(caller, log, origin.salt, cursor, tail, origin.tenant)
+        twin = self._add(caller, log, pictures, origin.salt, cursor, tail, origin.tenant)
+        self._drop_files()
+        return twin
+
+    @property
+    def picture_bytes(self) -> int:
+        """Return the bytes of picture files of all sessions. A forked session counts its own."""
+        return sum(session.pictures.nbytes for session in self._sessions.values())
+
+    def add_pictures(self, session: Session, pictures: Sequence[PromptPicture]) -> None:
+        """Add pictures to the end of the session's log, before their tokens. Drop old files beyond
+        the budgets."""
+        if not pictures:
+            return
+        held = session.pictures
+        held.append(pictures, session.log.length)
+        while held.nbytes > self._picture_bytes and held.drop_oldest():
+            pass
+        self._drop_files()
+
+    def _drop_files(self) -> None:
+        """Drop picture files of the least recently used sessions until all keep the budget."""
+        excess = self.picture_bytes - SESSIONS_OF_PICTURES * self._picture_bytes
+        if excess <= 0:
+            return
+        for session in sorted(self._sessions.values(), key=lambda one: one.last_used):
+            while excess > 0 and (dropped := session.pictures.drop_oldest()):
+                excess -= dropped
 
     def idle(self, caller: Caller, session_id: str) -> Session:
         """Return the session, for an immediate change of its log, as just used. Raises
@@ -248,6 +287,7 @@ class SessionStore:
         self,
         caller: Caller,
         log: TokenLog,
+        pictures: SessionPictures,
         salt: bytes,
         cursor: int,
         tail: Tail,
@@ -256,7 +296,8 @@ class SessionStore:
         session_id = SessionId(secrets.token_hex(16))
         label = f"session {next(self._numbers)}"
         session = Session(
-            session_id, caller.name, log, salt, cursor, tail, self._clock(), label, tenant
+            *(session_id, caller.name, log, salt, cursor, tail, self._clock(), label, tenant),
+            pictures=pictures,
         )
         self._sessions[session_id] = session
         return session
@@ -325,21 +366,23 @@ class SessionStore:
 class SessionInput:
     """The input of one Append, as tokens. tail: kind of the log's end afterwards. closing: tokens
     to end the previous answer; the first is left out if the log already ends with it. marks: token
-    counts within `tokens`."""
+    counts within `tokens`. pictures: those among `tokens`."""
 
     tail: Tail
     tokens: Tokens
     marks: tuple[int, ...] = ()
     closing: tuple[int, ...] = ()
+    pictures: tuple[PromptPicture, ...] = ()
 
-    def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
-        """Return the tokens to append to `log`, and the marks among them. A missing closing of its
-        last answer comes first."""
+    def behind(self, log: TokenLog) -> "SessionInput":
+        """Return the input with the tokens to append to `log`. A missing closing of its last answer
+        comes first."""
         closing = self.closing
         if closing and log.ends_with(closing[0]):
             closing = closing[1:]
         tokens = np.concatenate([np.array(closing, dtype=np.int32), self.tokens])
-        return tokens, tuple(len(closing) + mark for mark in self.marks)
+        marks = tuple(len(closing) + mark for mark in self.marks)
+        return SessionInput(self.tail, tokens, marks, (), moved(self.pictures, len(closing)))
 
 
 @dataclass(frozen=True)
@@ -369,6 +412,7 @@ class TurnPrompt:
     cursor: int
     marks: tuple[int, ...]
     label: str
+    pictures: tuple[PromptPicture, ...] = ()
 
 
 class OpenTurn(Protocol):
@@ -418,11 +462,12 @@ class HeldSessions:
                 "session_id has changed while this was read: append one thing after the other"
             )
         before = session.log.length
-        tokens, marks = added.behind(session.log)
-        check_length("session", before + len(tokens), self._codec)
+        new = added.behind(session.log)
+        check_length("session", before + len(new.tokens), self._codec)
         if added.tail is Tail.ANSWER:
             self._open_answer(session)
-        session.log.append(tokens, marks)
+        self._store.add_pictures(session, new.pictures)
+        session.log.append(new.tokens, new.marks)
         session.tail = added.tail
         return Appended(session.log.length - before, session.log.length)
 
@@ -440,7 +485,9 @@ class HeldSessions:
             log = session.log
             tokens, marks = log.tokens(), log.marks
             cursor = await self._store.cursor(session)
-            yield _HeldTurn(turn, TurnPrompt(tokens, session.salt, cursor, marks, session.label))
+            placed = session.pictures.placed
+            prompt = TurnPrompt(tokens, session.salt, cursor, marks, session.label, placed)
+            yield _HeldTurn(turn, prompt)
 
     def _open_answer(self, session: Session) -> None:
         """Append the template's opening of the assistant's turn, only if the log ends with

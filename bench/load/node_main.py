@@ -1,8 +1,9 @@
 """`python -m tasuki.bench.load.node_main ROLE OWN FLAGS -- FLAGS`: a daemon like the product's,
-without weights.
+mostly without weights.
 
 ROLE and the flags after `--` are those of `tasuki serve`, `prefill` and `decode`. NodeConfig has
-the bench's own flags. The folder given by --model has a shape and a tokenizer.
+the bench's own flags. The folder given by --model has a shape and a tokenizer, and weights if they
+are read.
 """
 
 import sys
@@ -20,7 +21,7 @@ from tasuki.bench.load.free.step_cost import StepCost
 from tasuki.bench.load.free.tokens import NextToken, Repeated, next_token
 from tasuki.bench.measure.rig import random_parts
 from tasuki.decode_node import main as decode
-from tasuki.engine.assembly.parts import BuildParts, EngineParts, build_arena
+from tasuki.engine.assembly.parts import BuildParts, EngineParts, build_arena, build_parts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.runner.base import Runner
 from tasuki.model.config import ModelConfig
@@ -32,12 +33,14 @@ from tasuki.utils.logs import Progress
 from tasuki.utils.options import option
 
 _ROLES = {"serve": fused.main, "prefill": prefill.main, "decode": decode.main}
-FREE, RANDOM = "free", "random"
+FREE, RANDOM, READ = "free", "random", "read"
 
 
 @dataclass(frozen=True)
 class NodeConfig:
-    weights: str = option(FREE, "none at all, or drawn in the shape of --model", (FREE, RANDOM))
+    weights: str = option(
+        FREE, "none at all, drawn in the shape of --model, or read from it", (FREE, RANDOM, READ)
+    )
     step_ms: float = option(0.0, "of any forward of the free model; 0: none takes any time")
     row_us: float = option(0.0, "more for each sequence that decodes")
     token_us: float = option(0.0, "more for each prompt token")
@@ -49,6 +52,8 @@ class NodeConfig:
 
     @property
     def build(self) -> BuildParts:
+        if self.weights == READ:
+            return build_parts
         return (
             _drawn_parts
             if self.weights == RANDOM

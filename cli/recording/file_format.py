@@ -38,7 +38,14 @@ class RecordingWriter:
         """Number of events added to the file."""
 
     def __enter__(self) -> "RecordingWriter":
-        self._lines = gzip.open(self._path, "wt", encoding="utf-8")
+        """Create the file. Raises RecordingError."""
+        try:
+            self._lines = gzip.open(self._path, "wt", encoding="utf-8")
+        except OSError as error:
+            raise RecordingError(
+                f"{self._path} cannot be written ({error.strerror or error}): give --out a file in "
+                "a folder of yours"
+            ) from error
         self._add({_KEY: _VERSION, "about": self._about})
         return self
 

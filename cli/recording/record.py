@@ -31,6 +31,10 @@ class RecordConfig(HttpTarget):
         False, "keep prompts' blocks as anonymous hashes too, for `tasuki trace-export`"
     )
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < float("inf"):
+            raise ValueError(f"seconds must be 0 or more, not {self.seconds}")
+
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki record", "What happens at a node, in a file.", argv, RecordConfig)

@@ -29,7 +29,7 @@ be checked against a name. Names under two salts never agree.
 """
 
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum, StrEnum
@@ -89,8 +89,22 @@ def event_of(message: ObservedMessage) -> Event:
     return {"kind": _KINDS[type(message)], **fields}
 
 
+_MOST_PICTURES = 16
+"""Most pictures of one request in its event, the last ones."""
+
+
 def _ended(message: m.Finished) -> Event:
-    return {name: to_json(getattr(message, name)) for name in ("reason", "usage", "life", "hint")}
+    event = {name: to_json(getattr(message, name)) for name in ("reason", "usage", "life", "hint")}
+    if message.usage.pictures is not None:
+        event["usage"]["pictures"] = _pictures(message.usage.pictures)
+    return event
+
+
+def _pictures(report: m.PicturesReport) -> dict[str, Any]:
+    """Return a report with the number of pictures by outcome, and the last pictures alone."""
+    outcomes = Counter(picture.outcome.value for picture in report.each)
+    shown = replace(report, each=report.each[-_MOST_PICTURES:])
+    return {**to_json(shown), "outcomes": dict(outcomes)}
 
 
 def pools_event(report: NodeReport, generated_tokens: int) -> Event:

@@ -39,6 +39,8 @@ class RequestHistory:
         self._drawn: OrderedDict[str, dict[str, Any]] = OrderedDict()
         """Ended requests with a transfer timeline, by id, oldest first. They are kept longer than
         the rest."""
+        self._pictured: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        """Ended requests with their pictures one by one, by id, oldest first."""
         self.ends = 0
         """Number of requests ended since the start. A reader's list of ended requests is stale once
         this number has changed."""
@@ -69,6 +71,7 @@ class RequestHistory:
         self._ended[name] = record
         self._ended.move_to_end(name)
         self._bound_timelines(record)
+        self._bound_pictures(record)
         if len(self._ended) > _REMEMBERED_REQUESTS:
             self._ended.popitem(last=False)
         self.ends += 1
@@ -86,6 +89,16 @@ class RequestHistory:
             _, oldest = self._drawn.popitem(last=False)
             for report in _transfer_reports(oldest).values():
                 report["timeline"] = None
+
+    def _bound_pictures(self, record: dict[str, Any]) -> None:
+        """Drop the single pictures of the oldest record over the limit. Their counts stay."""
+        if not _pictures(record).get("each"):
+            return
+        self._pictured.pop(record["request"], None)
+        self._pictured[record["request"]] = record
+        if len(self._pictured) > _TIMELINES:
+            _, oldest = self._pictured.popitem(last=False)
+            _pictures(oldest)["each"] = []
 
     def find(self, name: str) -> dict[str, Any] | None:
         return self._ended.get(name) or self._drawn.get(name)
@@ -140,14 +153,21 @@ def _queued_seconds(life: list[dict[str, Any]]) -> float | None:
 
 
 def _summary(record: dict[str, Any]) -> dict[str, Any]:
-    reports = _transfer_reports(record)
-    if not reports:
+    reports, pictures = _transfer_reports(record), _pictures(record)
+    if not reports and not pictures:
         return record
     brief = {
         name: {key: value for key, value in report.items() if key != "timeline"}
         for name, report in reports.items()
     }
+    if pictures:
+        brief["pictures"] = {**pictures, "each": []}
     return {**record, "usage": {**record["usage"], **brief}}
+
+
+def _pictures(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record's report of pictures; empty without any."""
+    return (record.get("usage") or {}).get("pictures") or {}
 
 
 def _transfer_reports(record: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -28,6 +28,7 @@ from tasuki.engine import messages as m
 
 from .cache_metrics import EvictionMetrics, cache_families, tier_families
 from .families import counter, gauge, histogram
+from .picture_metrics import picture_families
 from .request_metrics import CallerMetrics, RequestMetrics, seconds_per_token
 from .transfer_metrics import CopiedStateMetrics, FaultMetrics, PrefillTransferMetrics, PullMetrics
 
@@ -356,6 +357,7 @@ class Exposition:
             *cache_families(report),
             *engine_families(report),
             *tier_families(report.stats.tiers),
+            *picture_families(report.stats.pictures, report.pictures),
         ]
 
     def text(self, report: NodeReport | None, front: FrontReport = READY) -> bytes:

@@ -57,12 +57,17 @@ def _filled(
 def histogram(name: str, text: str, spread: TimeSpread) -> Metric:
     """Return a histogram family of seconds. spread: bounds, counts in each bucket, and the sum."""
     family = HistogramMetricFamily(f"tasuki_{name}_seconds", text)
+    family.add_metric([], *bucketed(spread))
+    return family
+
+
+def bucketed(spread: TimeSpread) -> tuple[list[tuple[str, float]], float]:
+    """Return a spread's buckets, each a bound and the count up to it, and the sum in seconds."""
     buckets, below = [], 0
     for bound, count in zip((*spread.bounds, float("inf")), spread.counts, strict=True):
         below += count
         buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(below)))
-    family.add_metric([], buckets, spread.seconds)
-    return family
+    return buckets, spread.seconds
 
 
 class Instruments:

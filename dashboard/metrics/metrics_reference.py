@@ -113,6 +113,9 @@ def _report() -> NodeReport:
         steps=m.StepReport(_NO_TIMES, _NO_TIMES, {_LABEL_ONLY: 0}),
         early=one,
         tiers=(m.TierReport(_LABEL_ONLY, 0, *(one for _ in range(9))),),
+        pictures=m.PictureStats(
+            {m.PictureOutcome.KEPT: 0}, {m.PictureStage.TOWER: _NO_TIMES}, one, 0, 0
+        ),
     )
     return NodeReport(
         stats,

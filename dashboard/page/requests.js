@@ -13,6 +13,7 @@ const COLUMNS = [
   ["how", (row) => endOf(row)],
   ["prompt", (row) => count(prompt(row))],
   ["usable", (row) => (row.ended_at === null ? "-" : percent(hit(row)?.usable_tokens ?? 0, prompt(row)))],
+  ["pictures", (row) => picturesOf(row.usage?.pictures)],
   ["answer", (row) => (row.usage ? count(row.usage.completion_tokens) : "-")],
   ["queued", (row) => seconds(row.queued_seconds)],
   ["first token", (row) => seconds(row.usage?.time_to_first_token)],
@@ -73,6 +74,7 @@ function showRequest(list, row) {
     ["found", found ? `${count(found.kv_tokens)} with KV, ${count(found.usable_tokens)} usable`
       + (found.checkpoint_source ? `, from the state of a ${found.checkpoint_source.replace("_", " ")}` : "") : row.ended_at === null ? null : "never looked up"],
     ...Object.entries(found?.causes ?? {}).filter(([, tokens]) => tokens).map(([cause, tokens]) => [cause, count(tokens)]),
+    ...(row.usage?.pictures?.each ?? []).map((picture) => [picture.place || `picture at ${count(picture.start)}`, pictureOf(picture)]),
     ["lost to", lost ? `${lost.eviction?.taken_by ?? "somebody forgotten"}: a state of ${count(lost.tokens)} tokens`
       + (lost.eviction?.score == null ? "" : `, held to be worth ${lost.eviction.score.toExponential(2)} a page`) : null],
     ["handed over", transfer ? `${bytes(transfer.bytes)} in ${transfer.windows} windows, ${seconds(transfer.exposed_seconds)} after the forward` : null],
@@ -82,6 +84,19 @@ function showRequest(list, row) {
     ["wanted within", wantedOf(row.usage?.targets)],
     ["life", (row.life ?? []).map((mark) => `${mark.state} at ${seconds(mark.at)}`).join(", ") || null],
   ]);
+}
+
+// The pictures of a prompt, counted by outcome.
+function picturesOf(report) {
+  const outcomes = Object.entries(report?.outcomes ?? {});
+  return outcomes.map(([outcome, number]) => `${count(number)} ${outcome}`).join(", ") || "-";
+}
+
+// One picture: its outcome, its size, and the time of each stage it needed.
+function pictureOf(picture) {
+  const stages = ["decode", "resize", "tower", "wait"].filter((stage) => picture[`${stage}_seconds`]);
+  const times = stages.map((stage) => `, ${stage} ${seconds(picture[`${stage}_seconds`])}`);
+  return `${picture.outcome}: ${count(picture.tokens)} tokens, ${bytes(picture.bytes)}${times.join("")}`;
 }
 
 // The choice and its basis: the expected seconds of each way.

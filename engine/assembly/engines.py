@@ -17,8 +17,9 @@ from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.intake import PromptLimits
 from tasuki.engine.messages import Targets
 from tasuki.engine.parallel.leader_runner import LeaderRunner
+from tasuki.engine.parallel.pictures import SharedRows
 from tasuki.engine.parallel.tiers import RankCopier
-from tasuki.engine.pictures.row_store import RowStore
+from tasuki.engine.pictures.row_store import FindRows, RowStore
 from tasuki.engine.roles.answers import Answers, AnswerTerms
 from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.roles.early_steps import EarlySteps, PrefillsBehind
@@ -219,7 +220,10 @@ def build_pictures(config: EngineConfig, parts: EngineParts) -> PictureEncoder |
     if tower is None:
         return None
     row_bytes = tower.config.out_hidden * tower.weights.dtype.itemsize
-    store = RowStore(config.picture_rows_mib * 2**20, row_bytes)
+    shared = None
+    if parts.ranks is not None and parts.rows is not None:
+        shared = SharedRows(tower, parts.ranks, parts.rows)
+    store = RowStore(config.picture_rows_mib * 2**20, row_bytes, shared)
     most = tower.rules.most // tower.rules.factor**2
     if store.most_tokens < most:
         needed = -(-most * row_bytes // 2**20)
@@ -227,7 +231,7 @@ def build_pictures(config: EngineConfig, parts: EngineParts) -> PictureEncoder |
             f"picture_rows_mib is {config.picture_rows_mib}, and the largest picture of {most} "
             f"tokens takes {needed} MiB: give at least that, or --vision off"
         )
-    return PictureEncoder(tower, store)
+    return PictureEncoder(tower, store, rows=shared)
 
 
 def build_tiers(parts: EngineParts) -> MakeTiers | None:
@@ -300,7 +304,7 @@ def build_runner(
     *,
     hands_on: bool,
     progress: Progress = no_progress,
-    rows: RowStore | None = None,
+    rows: FindRows | None = None,
 ) -> Runner:
     """Make the runner, by the parts' own maker if they have one. On a GPU this captures the decode
     graphs. hands_on: True if steps are counted, because the engine hands prompts over. rows: stored
@@ -320,7 +324,7 @@ def _runner_here(
     sizes: RunnerSizes,
     hands_on: bool,
     progress: Progress,
-    rows: RowStore | None,
+    rows: FindRows | None,
 ) -> Runner:
     """Make the runner of this rank alone."""
     if parts.arena.bytes.device.type == "cpu":
@@ -338,4 +342,5 @@ def _runner_here(
         max_position=parts.model_config.max_position,
         progress=progress,
         together=parts.together,
+        pictures=rows,
     )

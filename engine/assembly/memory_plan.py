@@ -5,7 +5,7 @@ Pure: sizes are computed before any allocation, from the shapes to be allocated.
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,6 +27,8 @@ from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import TensorSource
 from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout, itemsize
 from tasuki.utils.options import Auto
+
+from .towers import TowerMemory
 
 Share = Callable[[TensorSource], TensorSource]
 """A function from a source of the whole model's tensors to a rank's part of it."""
@@ -83,7 +85,7 @@ class MemoryPlan:
     Weights, slabs, slots and pages are exact, from the shapes to be allocated. The rotary table and
     the gathered keys and values of long prompts are exact too. The rest of the workspace is the
     widest block's activations for one prompt chunk. Graphs and the CUDA context are allowances,
-    checked against a GPU in docs/kernels.md. Pure.
+    checked against a GPU in docs/kernels.md. tower: the vision tower's, all 0 without one. Pure.
 
     Units are bytes, unless another one is given. device: free memory of the GPU before this process
     uses any. arena: the configured size, or all that fits. max_batch: requests in one forward,
@@ -105,6 +107,7 @@ class MemoryPlan:
     fitting_arena: int
     max_batch: int
     context_tokens: int
+    tower: TowerMemory = field(default_factory=TowerMemory)
 
     @staticmethod
     def of(
@@ -122,7 +125,8 @@ class MemoryPlan:
         layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
         weights = weights_of(model, config, quantization, share).total
-        rest = device - weights - rotary - _CONTEXT_BYTES
+        tower = TowerMemory.of(config, role)
+        rest = device - weights - rotary - tower.total - _CONTEXT_BYTES
 
         def is_too_large(slabs: int) -> bool:
             beside = _Beside.of(model, config, layout, role, slabs).total
@@ -152,6 +156,7 @@ class MemoryPlan:
             fitting_arena=fitting * layout.slab_bytes,
             max_batch=beside.max_batch,
             context_tokens=beside.context_tokens,
+            tower=tower,
         )
 
     @property
@@ -162,7 +167,7 @@ class MemoryPlan:
     def beside(self) -> int:
         """Return the bytes of everything except the arena."""
         parts = (self.weights, self.rotary, self.workspace, self.gathered, self.graphs)
-        return sum(parts) + self.context
+        return sum(parts) + self.context + self.tower.total
 
     def slabs(self, arena: int) -> int:
         return arena // self.layout.slab_bytes

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.parallel.collectives import Collectives
+from tasuki.engine.parallel.pictures import RowExchange
 from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
 from tasuki.engine.runner.base import Runner
@@ -48,11 +49,8 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.known_models import with_draft_layer
 from tasuki.model.qwen3_5 import DraftHead, Qwen35Model, draft_ids
-from tasuki.model.vision.config import VisionConfig
-from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import rotary_axes
 from tasuki.model.vision.tower import VisionTower
-from tasuki.model.vision.weights import has_tower, load_tower_weights
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import check_kernels, load_weights, multiplies_fp8
 from tasuki.pycache._cpp_cache import TierConfig
@@ -69,10 +67,9 @@ from tasuki.utils.logs import Progress, no_progress, progress_bar
 from tasuki.utils.signatures import Clock
 
 from .memory_plan import arena_slabs
+from .towers import build_tower
 
 log = logging.getLogger(__name__)
-
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,8 @@ class EngineParts:
     the model's vocabulary. clock: seconds, for requests' waiting time. ranks: the other ranks of
     the model; None for one rank. together: sampling shared with the other ranks; None for one rank.
     shared: the memory of all ranks' arenas, on a node with hand-overs. collectives: this rank's
-    exchanges with the others. tower: the vision tower; None: prompts have no pictures.
+    exchanges with the others. tower: the vision tower; None: prompts have no pictures. rows: the
+    exchange of pictures' rows with the other ranks; None for one rank.
     """
 
     model_config: ModelConfig
@@ -112,6 +110,7 @@ class EngineParts:
     shared: SharedArenas | None = None
     collectives: Collectives | None = None
     tower: VisionTower | None = None
+    rows: RowExchange | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
@@ -200,7 +199,10 @@ def build_parts(
     return EngineParts(
         model_config,
         build_model(
-            model_config, weights, _drafted(config, model_config), axes=_axes(tower, model_config)
+            model_config,
+            weights,
+            _drafted(config, model_config),
+            axes=tower_axes(tower, model_config),
         ),
         arena,
         StepCounter(),
@@ -212,25 +214,7 @@ def build_parts(
     )
 
 
-def build_tower(config: EngineConfig, device: torch.device, role: Role) -> VisionTower | None:
-    """Load the tower of the checkpoint's pictures. None: it has none, or is not to be used. A GPU,
-    several ranks and the nodes of a pair use none, as yet. Raises ModelConfigError, WeightsError,
-    EngineConfigError."""
-    folder = Path(config.model)
-    if config.vision == "off" or device.type != "cpu" or role is not Role.FUSED:
-        return None
-    vision = VisionConfig.load(folder)
-    if vision is None or not has_tower(folder):
-        return None
-    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
-        log.warning("%s has a vision tower but no processor's file: text only", folder)
-        return None
-    rules = PixelRules.load(folder, vision)
-    weights = load_tower_weights(folder, vision, getattr(torch, config.compute_dtype), device)
-    return VisionTower(vision, weights, rules)
-
-
-def _axes(tower: VisionTower | None, model: ModelConfig) -> Tensor | None:
+def tower_axes(tower: VisionTower | None, model: ModelConfig) -> Tensor | None:
     """Return the axis of each rotary pair; None without pictures."""
     if tower is None:
         return None
@@ -355,7 +339,7 @@ def build_model(
     if device.type != "cpu":
         from tasuki.model.backends.triton_backend import TritonBackend
 
-        backend = TritonBackend(config, weights.dtype, device, reduce)
+        backend = TritonBackend(config, weights.dtype, device, reduce, axes)
     return Qwen35Model(config, weights, backend, gather, drafts)
 
 

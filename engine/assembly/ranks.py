@@ -20,6 +20,7 @@ from tasuki.engine.parallel.collectives import Collectives, Exchange
 from tasuki.engine.parallel.follower import follow
 from tasuki.engine.parallel.leader_runner import LeaderDraws
 from tasuki.engine.parallel.messages import Join
+from tasuki.engine.parallel.pictures import FollowerRows, RowExchange
 from tasuki.engine.parallel.ranks import RankProcess, Ranks, start_ranks
 from tasuki.engine.parallel.shared_arenas import (
     AgreedSteps,
@@ -59,8 +60,10 @@ from .parts import (
     build_parts,
     kept_contract,
     torch_device,
+    tower_axes,
     use_device,
 )
+from .towers import build_tower
 
 StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
 
@@ -233,11 +236,13 @@ class RankInMemory:
             partial(ShardedSource, config=self.config, shard=self._shard),
         )
         self._weights = source.weights(config, self.config, self._shard, self._device, progress)
+        self._tower = build_tower(config, self._device, role) if config.model else None
         # On a node with a hand-over, peers wait for the steps of its ranks.
         self._hands_over = role is not Role.FUSED
         self._memory: torch.Tensor | None = None
         self._region: RankRegion | None = None
         self._parts: EngineParts
+        self._pictures: FollowerRows | None = None
 
     def _free(self) -> int | None:
         if self._device.type == "cpu":
@@ -300,7 +305,7 @@ class RankInMemory:
         """Connect to the other ranks, allocate an arena of the agreed number of slabs, and return
         the parts. report: called with this rank's step counter, as in join()."""
         settings, shard, slabs = self._settings, self._shard, join.slabs
-        collectives, exchange = self._collectives()
+        collectives, exchange, rows = self._collectives()
         layout = self._layout
         if self._hands_over and self._memory is None and exchange is None:
             spans = self._spans(slabs)
@@ -321,7 +326,10 @@ class RankInMemory:
         self._parts = EngineParts(
             self.config,
             build_model(
-                self._part, self._weights, reduce=collectives.sum, gather=collectives.gather
+                *(self._part, self._weights),
+                reduce=collectives.sum,
+                gather=collectives.gather,
+                axes=tower_axes(self._tower, self.config),
             ),
             arena,
             ReportedSteps(report) if self._hands_over else StepCounter(),
@@ -329,12 +337,14 @@ class RankInMemory:
             disk=disk,
             together=LeaderDraws(collectives, shard.rank),
             collectives=collectives,
+            tower=self._tower,
+            rows=rows,
         )
         return self._parts
 
-    def _collectives(self) -> tuple[Collectives, Exchange | None]:
-        """Connect to the other ranks. Return the collectives, and on GPUs also the exchange used to
-        share memory handles."""
+    def _collectives(self) -> tuple[Collectives, Exchange | None, RowExchange]:
+        """Connect to the other ranks. Return the collectives, on GPUs the exchange used to share
+        memory handles, and the exchange of pictures' rows."""
         from tasuki.engine.parallel.collectives import GlooCollectives
 
         settings, shard = self._settings, self._shard
@@ -342,11 +352,11 @@ class RankInMemory:
         seconds = settings.watchdog_timeout
         host = GlooCollectives(self._meeting, shard.rank, shard.ranks, seconds)
         if self._device.type == "cpu":
-            return host, None
+            return host, None, host
         from tasuki.engine.parallel.peer_collectives import Mailboxes, PeerCollectives
 
         mailboxes = Mailboxes.met(host.exchange, shard.rank, self._device)
-        return PeerCollectives(mailboxes, seconds), host.exchange
+        return PeerCollectives(mailboxes, seconds), host.exchange, host
 
     def _contract(self, weights: str) -> dict[str, str]:
         """Return the settings to compare before this rank's kept data of an earlier run is used.
@@ -354,7 +364,9 @@ class RankInMemory:
         weights: digest of the weights."""
         shard = self._shard
         kind = DigestKind.of(self._device)
-        whole = kept_contract(weights, self.config, self._weights, self._layout, kind)
+        whole = kept_contract(
+            *(weights, self.config, self._weights, self._layout, kind, self._tower)
+        )
         return {**whole, "rank": f"{shard.rank}/{shard.ranks}"}
 
     @property
@@ -389,4 +401,10 @@ class RankInMemory:
         # Only the leader has grammars.
         parts = self.meet(join, report)
         sizes = runner_sizes(self._settings, self._role, parts)
-        return build_runner(parts, sizes, hands_on=self._role is Role.PREFILL)
+        if parts.tower is not None and parts.rows is not None:
+            self._pictures = FollowerRows(parts.tower, parts.rows, self._shard.rank)
+        hands_on = self._role is Role.PREFILL
+        return build_runner(parts, sizes, hands_on=hands_on, rows=self._pictures)
+
+    def pictures(self) -> FollowerRows | None:
+        return self._pictures

@@ -13,6 +13,7 @@ from .cache import *
 from .drain_targets import *
 from .fetch import *
 from .handover import *
+from .picture_reports import *
 from .pull import *
 from .reports import *
 from .requests import *

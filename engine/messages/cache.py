@@ -5,7 +5,7 @@ from dataclasses import field
 from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import PackedEvents, PackedTree
 
-from .reports import Eviction, StepReport, TierReport
+from .reports import Eviction, PictureStats, StepReport, TierReport
 from .requests import RequestPhase
 from .types import Message, NodeName
 
@@ -110,7 +110,7 @@ class StatsReply(Message):
     weights, kv and states, and number of draft_layers, by these names. tiers: reports of the tiers
     below the arena, the nearest first. looked_up_tokens, usable_tokens: prompt tokens of ended
     requests, all and usable ones; each request counts once. retractions: times a request gave its
-    memory back, to continue later.
+    memory back, to continue later. pictures: None without a vision tower.
     """
 
     query_id: int
@@ -133,6 +133,7 @@ class StatsReply(Message):
     looked_up_tokens: int = 0
     usable_tokens: int = 0
     retractions: int = 0
+    pictures: PictureStats | None = None
 
 
 class LoadReply(Message):

@@ -13,6 +13,7 @@ from tasuki.pycache.packed import CacheEvent, EventGap
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.wire import Codec, Wire, numbered, numbers_of, rows
 
+from .picture_reports import PictureOutcome, PicturesReport, PictureUse
 from .reports import (
     DraftUse,
     EvictedCheckpoint,
@@ -88,6 +89,11 @@ TARGETS = Wire(
     per_token=Codec(name="per_token_seconds"),
     answer=Codec(name="answer_seconds"),
 )
+PICTURES = Wire(
+    PicturesReport,
+    inference_pb2.Pictures,
+    each=Wire(PictureUse, inference_pb2.PictureUse, outcome=Codec(PictureOutcome)),
+)
 USAGE = Wire(
     Usage,
     inference_pb2.Usage,
@@ -99,6 +105,7 @@ USAGE = Wire(
     prefill_choice=PREFILL_CHOICE,
     targets=TARGETS,
     drafts=Wire(DraftUse, inference_pb2.Drafts),
+    pictures=PICTURES,
 )
 FINISHED = Wire(
     Finished,

@@ -25,6 +25,7 @@ from tasuki.transfer.peer_values import (
 )
 from tasuki.transfer.reports import HandoverTimeline
 
+from .picture_reports import PictureOutcome, PicturesReport, PictureStage
 from .types import Message, Targets
 
 TIERS = frozenset({"host", "disk"})
@@ -224,7 +225,7 @@ class Usage(Message):
     accepted_tokens: draft tokens in the answer. accepted_prediction_tokens,
     rejected_prediction_tokens: draft tokens from the request's prediction, in the answer and not in
     it; None without a prediction. drafts: drafted and accepted tokens by source; sources without
-    proposals are left out.
+    proposals are left out. pictures: those of the prompt; None: it has none.
     """
 
     prompt_tokens: int
@@ -244,6 +245,7 @@ class Usage(Message):
     accepted_prediction_tokens: int | None = None
     rejected_prediction_tokens: int | None = None
     drafts: tuple[DraftUse, ...] = ()
+    pictures: PicturesReport | None = None
 
 
 class TimeSpread(Message):
@@ -256,6 +258,21 @@ class TimeSpread(Message):
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     seconds: float
+
+
+class PictureStats(Message):
+    """Counters of an engine's pictures since its start.
+
+    outcomes: pictures of prompts. seconds: of stages. row_bytes: of stored rows, by use: pinned
+    (needed by a prompt), kept, free. media_bytes: of the picture files of requests in flight.
+    decoders_lost: decoding processes that died.
+    """
+
+    outcomes: dict[PictureOutcome, int]
+    seconds: dict[PictureStage, TimeSpread]
+    row_bytes: dict[str, int]
+    media_bytes: int
+    decoders_lost: int
 
 
 class StepReport(Message):

@@ -146,10 +146,12 @@ class Purpose(Enum):
 
 
 class FileCoding(StrEnum):
-    """Form of an encoded picture's bytes: the file itself, or its base64 text."""
+    """Form of an encoded picture's bytes. PLAIN: the file itself. BASE64: its text. GONE: the
+    sender holds the bytes no longer, and the picture cannot be computed."""
 
     PLAIN = "plain"
     BASE64 = "base64"
+    GONE = "gone"
 
 
 class PictureFile(Message):
@@ -165,8 +167,16 @@ class PictureFile(Message):
     width: int
     place: str
 
+    @property
+    def size(self) -> int:
+        """Return the encoded file's bytes, without decoding base64; white space counts as data."""
+        if self.coding is not FileCoding.BASE64:
+            return len(self.data)
+        return len(self.data) * 3 // 4 - self.data[-2:].count(b"=")
+
     def content(self) -> bytes:
-        """Return the encoded file. Raises ValueError for text other than base64."""
+        """Return the encoded file. Raises ValueError for text other than base64. REQUIRES: it is
+        not gone."""
         if self.coding is FileCoding.PLAIN:
             return self.data
         return binascii.a2b_base64(self.data.translate(None, b" \t\r\n"), strict_mode=True)

@@ -44,6 +44,7 @@ class ErrorKind(Enum):
     QUEUE_TIMEOUT = "queue_timeout"
     OVERLOADED = "overloaded"
     NOT_HANDED_BACK = "not_handed_back"
+    PICTURE_GONE = "picture_gone"
     INTERNAL = "internal"
 
 

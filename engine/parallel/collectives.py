@@ -77,7 +77,12 @@ class GlooCollectives:
         the ranks, in a folder readable by this user only. Raises RuntimeError if a rank does not
         connect in time."""
         # Builds of torch without distributed have none, and one rank needs none.
-        from torch._C._distributed_c10d import AllgatherOptions, FileStore, ProcessGroupGloo
+        from torch._C._distributed_c10d import (
+            AllgatherOptions,
+            BroadcastOptions,
+            FileStore,
+            ProcessGroupGloo,
+        )
 
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
@@ -89,6 +94,8 @@ class GlooCollectives:
         self.begun = 0
         self._options = AllgatherOptions()
         self._options.timeout = timedelta(seconds=timeout)
+        self._broadcast = BroadcastOptions()
+        self._broadcast.timeout = timedelta(seconds=timeout)
 
     def sum(self, partial: Tensor) -> Tensor:
         parts = self._all(partial)
@@ -113,6 +120,16 @@ class GlooCollectives:
         """Return every rank's bytes, in rank order. REQUIRES: all are equally long."""
         mine = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         return [bytes(part.numpy()) for part in self._all(mine)]
+
+    def of_rank(self, own: Tensor, rank: int) -> Tensor:
+        """Return the tensor of `rank` on every rank. REQUIRES: all have one shape and dtype."""
+        self.begun += 1
+        found = own.cpu().contiguous()
+        self._broadcast.rootRank = rank
+        # Bytes, as in _all().
+        parts = [found.view(-1).view(torch.uint8)]
+        self._group.broadcast(parts, self._broadcast).wait()  # type: ignore[attr-defined]
+        return found.to(own.device)
 
     def _all(self, mine: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order."""

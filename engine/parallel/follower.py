@@ -31,6 +31,7 @@ from tasuki.utils.system import name_this_thread
 
 from . import messages as r
 from .messages import START_SECONDS, checksum
+from .pictures import FollowerRows
 from .shared_arenas import Report
 from .tiers import FollowerTiers, SendToLeader
 
@@ -175,6 +176,9 @@ class LoadedRank(Protocol):
 
     def tiers(self, send: SendToLeader) -> FollowerTiers | None:
         """Return the tiers below the rank's arena, after join()."""
+
+    def pictures(self) -> FollowerRows | None:
+        """Return the rank's tower and rows, after join(); None without a tower."""
 
     @property
     def begun(self) -> int:
@@ -331,13 +335,14 @@ def _run(link: LeaderLink, rank: LoadedRank) -> None:
 def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> None:
     runner: Runner | None = None
     tiers: FollowerTiers | None = None
+    pictures: FollowerRows | None = None
     for message in link.received():
         match message:
             case r.Join():
                 runner = rank.join(message, partial(_report, link))
                 runner.prepare()
                 kept = rank.kept
-                tiers = rank.tiers(link.send)
+                tiers, pictures = rank.tiers(link.send), rank.pictures()
                 link.plans_may_come(rank)
                 link.send(r.Joined(kept))
             case r.RunPlan(data):
@@ -347,6 +352,16 @@ def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> 
             case r.BeginCopy() | r.CancelCopy() | r.EmptyTier():
                 assert tiers is not None, "a copy for a rank without tiers"
                 tiers.handle(message)
+            case (
+                r.BeginPicture()
+                | r.ForgetPicture()
+                | r.RunBlocks()
+                | r.ShareRows()
+                | r.KeepRows()
+                | r.DropRows()
+            ):
+                assert pictures is not None, "a picture for a rank without a tower"
+                pictures.handle(message)
             case r.EndRank():
                 if tiers is not None:
                     tiers.close()

@@ -83,6 +83,47 @@ class CopyEnded(Message):
 TierMessage = BeginCopy | CancelCopy | EmptyTier
 
 
+class BeginPicture(Message):
+    """To a follower: begin a picture in your tower. rows, columns: of its patches. merge: patches
+    of a token's side. values: levels of a patch. levels: of all patches, uint8."""
+
+    rows: int
+    columns: int
+    merge: int
+    values: int
+    levels: bytes
+
+
+class ForgetPicture(Message):
+    """To a follower: give up the picture in your tower."""
+
+
+class RunBlocks(Message):
+    """To a follower: take part in a round of blocks, with a picture or without one."""
+
+
+class ShareRows(Message):
+    """To a follower: exchange the rows of the picture of `rank`. tokens: number of rows."""
+
+    rank: int
+    tokens: int
+
+
+class KeepRows(Message):
+    """To a follower: keep the rows exchanged last under this number."""
+
+    number: int
+
+
+class DropRows(Message):
+    """To a follower: drop the rows with this number."""
+
+    number: int
+
+
+PictureMessage = BeginPicture | ForgetPicture | RunBlocks | ShareRows | KeepRows | DropRows
+
+
 class Beat(Message):
     """From a follower: a heartbeat of its process. exchanges: number of exchanges begun
     (Collectives.begun). worked: processor time of the process, in seconds."""
@@ -130,6 +171,7 @@ class RankFailed(Message):
 _KINDS: tuple[type[Message], ...] = (
     *(Join, RunPlan, EndRank),
     *(BeginCopy, CancelCopy, EmptyTier, CopyEnded),
+    *(BeginPicture, ForgetPicture, RunBlocks, ShareRows, KeepRows, DropRows),
     *(Beat, Loaded, Joined, Ticked, PlanRun, RankFailed),
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS)}

@@ -236,11 +236,16 @@ class Ranks:
         self.check()
         self._send(r.RunPlan(plan))
 
-    def post(self, message: r.TierMessage) -> None:
-        """Send a message about a tier to every follower, after the plans already sent. Raises
-        RankLost."""
+    def post(self, message: r.TierMessage | r.PictureMessage) -> None:
+        """Send a message about a tier or pictures to every follower, after the plans already sent.
+        Raises RankLost."""
         self.check()
         self._send(message)
+
+    def tell(self, rank: int, message: r.PictureMessage) -> None:
+        """Send a message to one follower, as post(). Raises RankLost."""
+        self.check()
+        self._send_to(self._followers[rank - 1 : rank], message)
 
     def on_copy(self, tier: int, call: OnCopyEnd) -> None:
         """Set the function called for each copy of this tier ended by a follower. It gets the
@@ -321,8 +326,11 @@ class Ranks:
         return held
 
     def _send(self, message: Message) -> None:
+        self._send_to(self._followers, message)
+
+    def _send_to(self, followers: Sequence[_Follower], message: Message) -> None:
         data = r.frame(message)
-        for follower in self._followers:
+        for follower in followers:
             try:
                 with follower.sending:
                     follower.process.connection.sendall(data)

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 from tasuki.engine import messages as m
 from tasuki.model.vision.config import PictureTokens
 from tasuki.model.vision.grid import PictureGrid
-from tasuki.model.vision.prompt_positions import PicturePlaceError, PictureRun, PromptLayout
+from tasuki.model.vision.prompt_positions import (
+    PictureKind,
+    PicturePlaceError,
+    PictureRun,
+    PromptLayout,
+)
 from tasuki.pycache.keys import Keys, PictureDigest
 
 MOST_PICTURES = 1024
@@ -46,6 +51,7 @@ class PlacedPicture:
     digest: PictureDigest
     levels: NDArray[np.uint8] | None
     file: m.PictureFile | None = None
+    kind: PictureKind = PictureKind.IMAGE
 
 
 @dataclass(frozen=True)
@@ -153,4 +159,5 @@ def _placed(prompt: m.Tokens, one: m.PromptPicture, shape: PictureShape) -> Plac
         )
     grid = PictureGrid(one.rows * merge, one.columns * merge, merge)
     run = PictureRun(start, one.rows, one.columns)
-    return PlacedPicture(run, grid, one.digest, one.levels, one.file)
+    kind = PictureKind.IMAGE if held[0] == shape.tokens.image else PictureKind.VIDEO
+    return PlacedPicture(run, grid, one.digest, one.levels, one.file, kind)

@@ -10,7 +10,7 @@ and reservations together are within the budget. Pinned rows stay where they are
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import NewType
+from typing import NewType, Protocol
 
 from torch import Tensor
 
@@ -27,6 +27,22 @@ class RowsGone(Exception):
     """Rows named by a plan are not stored. Engine and runner no longer agree; restart the node."""
 
 
+class RowMirror(Protocol):
+    """Hears of the rows of a store, to keep the same ones elsewhere."""
+
+    def stored(self, number: PictureNumber) -> None:
+        """Keep the rows computed last under this number."""
+
+    def dropped(self, number: PictureNumber) -> None: ...
+
+
+class FindRows(Protocol):
+    """Rows of pictures by the numbers of a plan."""
+
+    def rows(self, number: PictureNumber) -> Tensor:
+        """Return stored rows [tokens, hidden]. Raises RowsGone."""
+
+
 @dataclass
 class _Stored:
     name: PictureName
@@ -35,8 +51,12 @@ class _Stored:
 
 
 class RowStore:
-    def __init__(self, budget: int, row_bytes: int) -> None:
-        """budget: bytes of all rows. row_bytes: of one row."""
+    """Rows by salt and digest, within a budget. Implements FindRows."""
+
+    def __init__(self, budget: int, row_bytes: int, mirror: RowMirror | None = None) -> None:
+        """budget: bytes of all rows. row_bytes: of one row. mirror: hears of each change; None: no
+        other rank has the rows."""
+        self._mirror = mirror
         self._budget = budget
         self._row_bytes = row_bytes
         self._stored: OrderedDict[PictureNumber, _Stored] = OrderedDict()
@@ -61,8 +81,20 @@ class RowStore:
     def reservations(self) -> int:
         return len(self._reserved)
 
+    def use(self) -> dict[str, int]:
+        """Return the budget's bytes by use: pinned, kept (stored without a pin), free. Reserved
+        space counts as pinned."""
+        pinned = sum(stored.rows.nbytes for stored in self._stored.values() if stored.pins)
+        pinned += sum(self._reserved.values())
+        kept = self.nbytes - pinned
+        return {"pinned": pinned, "kept": kept, "free": self._budget - self.nbytes}
+
     def __len__(self) -> int:
         return len(self._stored)
+
+    def has(self, name: PictureName) -> bool:
+        """Return True if the picture's rows are stored."""
+        return name in self._numbers
 
     def pin(self, name: PictureName) -> PictureNumber | None:
         """Keep a picture's rows until unpin(). name: its salt and digest. Return the picture's
@@ -113,6 +145,8 @@ class RowStore:
         self._next += 1
         self._stored[number] = _Stored(name, rows)
         self._numbers[name] = number
+        if self._mirror is not None:
+            self._mirror.stored(number)
 
     def rows(self, number: PictureNumber) -> Tensor:
         """Return stored rows [tokens, hidden]. Raises RowsGone."""
@@ -130,3 +164,5 @@ class RowStore:
         stored = self._stored.pop(number)
         del self._numbers[stored.name]
         self.nbytes -= stored.rows.nbytes
+        if self._mirror is not None:
+            self._mirror.dropped(number)

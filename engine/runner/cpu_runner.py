@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasuki.engine.forward_plan import Fold, ForwardPlan, PlanError
-from tasuki.engine.pictures.row_store import RowStore
+from tasuki.engine.pictures.row_store import FindRows
 from tasuki.model.forward import Batch, LayerHooks, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.prompt_scores import HeadOf, ScoredRows
@@ -163,7 +163,7 @@ class CpuRunner:
         steps: StepCounter,
         grammars: GrammarCompiler,
         together: SampledTogether | None = None,
-        pictures: RowStore | None = None,
+        pictures: FindRows | None = None,
     ) -> None:
         """together: the other ranks of the model; None: there are none. pictures: the rows of
         pictures; None: plans have none."""

@@ -9,7 +9,7 @@ forward's thread only records; the ticking thread never holds the interpreter's 
 to the engine loop's thread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,9 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasuki.engine.forward_plan import ForwardPlan, PlanError
+from tasuki.engine.pictures.row_store import FindRows, RowsGone
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.backends.triton_prefill import TritonPrefill
-from tasuki.model.forward import Batch, LayerHooks, NullHooks, PicturesUnsupported, SequenceSlice
+from tasuki.model.forward import (
+    Batch,
+    LayerHooks,
+    NullHooks,
+    PicturesUnsupported,
+    RowSpan,
+    SequenceSlice,
+)
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.attention.long_context import block_rows_of
 from tasuki.model.ops.sampling.prompt_scores import ScoredRows
@@ -51,7 +59,7 @@ from .device_drafts import DraftVerifier, LayerDrafter
 from .draft_rows import VerifiedRows
 from .eager_sampler import EagerSampler, SampledOnce, TopTokens
 from .logits import SampledTogether, kept_adjustments, score_prompts
-from .rows import ResolvedRows, SequenceStates
+from .rows import ResolvedRows, SequenceStates, own_turns
 
 
 class LayerEvents(LayerHooks):
@@ -152,6 +160,15 @@ class CudaForward:
         return replace(sampled, tops=tops, scores=scores, behind=behind, at_index=self.guessed)
 
 
+@dataclass(frozen=True)
+class PromptRows:
+    """Rows of a plan outside of graphs. numbers: their indices in the plan."""
+
+    numbers: NDArray[np.int64]
+    rows: ResolvedRows
+    batch: Batch
+
+
 _FAR_TOKENS = 32 * 1024
 
 
@@ -175,11 +192,14 @@ class CudaRunner:
         max_position: int,
         progress: Progress = no_progress,
         together: SampledTogether | None = None,
+        pictures: FindRows | None = None,
     ) -> None:
         """Capture the graphs; `progress` counts them. ticks: ticks the step counter for layers of
         prompts, if they are sent to another node. together: the other ranks of the model, making
-        the same calls at the same time; None for one rank. REQUIRES: the model has Triton's
-        operators. With guesses, drafts are enabled too, and the arena has a draft layer."""
+        the same calls at the same time; None for one rank. pictures: the rows of pictures, on this
+        device; None: plans have none. REQUIRES: the model has Triton's operators, with axes if
+        plans have pictures. With guesses, drafts are enabled too, and the arena has a draft
+        layer."""
         backend = model.backend
         assert isinstance(backend, TritonBackend)
         layout, device = arena.layout, arena.bytes.device
@@ -190,6 +210,7 @@ class CudaRunner:
         self._arena = arena
         self._ticks = ticks
         self._sequences = SequenceStates(arena.slabs)
+        self._find_rows = None if pictures is None else pictures.rows
         self._adjustments = kept_adjustments(together)(model.config, grammars)
         self._sampling = SamplingTable(arena.slabs)
         self._last_tokens = LastTokens(arena.slabs, device)
@@ -252,7 +273,15 @@ class CudaRunner:
                 pages = [self._arena.layout.blocks_per_slab] * (-(-(start + length) // PAGE_TOKENS))
                 slices.append(SequenceSlice([0] * length, start, pages, 0, 0))
             self._model.forward(Batch.pack(slices), self._arena, NullHooks())
+            if self._backend.sees_pictures:
+                seen = [self._as_picture(item) for item in slices]
+                self._model.forward(Batch.pack(seen), self._arena, NullHooks())
         torch.cuda.synchronize()
+
+    def _as_picture(self, item: SequenceSlice) -> SequenceSlice:
+        """Return the slice with rotary positions of its own, and one picture's row."""
+        row = self._model.weights.embedding[:1]
+        return replace(item, rope_positions=item.rope(), pictures=(RowSpan(0, row),))
 
     def prepare(self) -> None:
         self._backend.prepare()
@@ -276,15 +305,27 @@ class CudaRunner:
     def launch(self, plan: ForwardPlan) -> CudaForward:
         # The current device belongs to a thread, and this one did not build the graphs.
         torch.cuda.set_device(self._arena.bytes.device)
-        rows = self._folded(plan, self._sequences.apply(plan))
+        rows = self._sequences.apply(plan)
+        prompts: PromptRows | None = None
+        failure: Exception | None = None
+        if plan.has_pictures:
+            try:
+                prompts = self._with_pictures(plan, rows)
+            except (RowsGone, PicturesUnsupported) as error:
+                failure = error
+        if failure is None:
+            rows = self._folded(plan, rows)
+        else:
+            # No row of the plan runs, so none is left to do a fold.
+            self._fold(plan, ())
         self._adjustments.apply(plan)
         for item in plan.joined:
             begins = 0 if item.before is None else item.before.begins
             self._sampling.join(item.batch_index, item.sampling, begins)
         run_copies(self._arena, plan.copies)
-        if plan.has_pictures:
+        if failure is not None:
             # All changes of the plan are applied, so runner and engine still agree.
-            raise PicturesUnsupported("a GPU sees no pictures as yet: serve them with --device cpu")
+            raise failure
         parts: list[SampledPart] = []
         scores: dict[int, ScoredRows] = {}
         before, started = self._ends, _recorded(timed=True)
@@ -295,9 +336,9 @@ class CudaRunner:
         verified = []
         if self._verifier is not None and rows.verifies.any():
             verified.append(self._verifier.verify(plan, rows, rows.verifies.nonzero()[0]))
-        prompts = ~(rows.decodes | rows.verifies)
-        if prompts.any():
-            parts += self._prefill(plan, rows, prompts.nonzero()[0], scores)
+        if not (rows.decodes | rows.verifies).all():
+            # Packed here, while the device computes the graphs.
+            parts += self._prefill(plan, rows, prompts or self._prompts_of(plan, rows), scores)
         # The host reads the sampled tokens while the draft layer guesses.
         ended = _recorded(timed=True)
         guessed = {} if self._drafter is None else self._drafter.behind(plan, rows)
@@ -305,6 +346,31 @@ class CudaRunner:
             # The time of a plan without rows, such as folds, counts to the next forward's wait.
             self._ends = ForwardEnds(ended, _recorded(timed=True) if guessed else ended)
         return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
+
+    def _with_pictures(self, plan: ForwardPlan, rows: ResolvedRows) -> PromptRows | None:
+        """Return the plan's prompts, with the rows of their pictures; None if there are none.
+        Raises PlanError, RowsGone, PicturesUnsupported."""
+        if not self._backend.sees_pictures:
+            raise PicturesUnsupported(
+                "a plan has pictures, and this model has no tower here: serve them with one fused "
+                "node of one rank, with --vision auto"
+            )
+        graphed = rows.decodes | rows.verifies
+        strays = own_turns(plan, len(rows)) & graphed
+        if strays.any():
+            raise PlanError(
+                f"plan {plan.number} has a picture in row {strays.argmax()}, which is no prompt"
+            )
+        return None if graphed.all() else self._prompts_of(plan, rows)
+
+    def _prompts_of(self, plan: ForwardPlan, rows: ResolvedRows) -> PromptRows:
+        """Return the rows of the plan outside of graphs. Raises PlanError, RowsGone."""
+        numbers = (~(rows.decodes | rows.verifies)).nonzero()[0]
+        prompts = rows.take(numbers)
+        if prompts.at_index.any():
+            raise PlanError(f"plan {plan.number} has a prompt with tokens at its batch index")
+        slices = self._sequences.slices(plan, prompts, {}, self._find_rows, numbers)
+        return PromptRows(numbers, prompts, Batch.pack(slices))
 
     def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
         """Launch the plan's folds (storing states after accepted drafts), or leave them to its
@@ -320,11 +386,20 @@ class CudaRunner:
         # Guesses before a forward begin with the entry carried by a slot. A copy may be of any
         # slot.
         apart.update(rows.batch_indices[[guess.row for guess in plan.first_guesses]].tolist())
-        self._verifier.fold(plan.folds, () if plan.copies else {*later} - apart)
+        self._fold(plan, () if plan.copies else {*later} - apart)
+        return self._verifier.seated(rows)
+
+    def _fold(self, plan: ForwardPlan, later: Collection[int]) -> None:
+        """Launch the plan's folds, and forget the drafts of ended sequences. later: batch indices
+        with rows to verify; their folds are left to these. Raises PlanError."""
+        if self._verifier is None:
+            if plan.folds:
+                raise PlanError(f"plan {plan.number} has folds, which this runner has no room for")
+            return
+        self._verifier.fold(plan.folds, later)
         self._verifier.drop(plan.left)
         if self._stored_drafts is not None:
             self._stored_drafts.drop(plan.left)
-        return self._verifier.seated(rows)
 
     def _decode(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
@@ -374,19 +449,16 @@ class CudaRunner:
         self,
         plan: ForwardPlan,
         rows: ResolvedRows,
-        numbers: NDArray[np.int64],
+        prompts: PromptRows,
         scores: dict[int, ScoredRows],
     ) -> list[SampledPart]:
-        """Compute the rows with these indices in the plan, of any length. Scores of scored prompts
-        are added to `scores`."""
-        prompts = rows.take(numbers)
-        if prompts.at_index.any():
-            raise PlanError(f"plan {plan.number} has a prompt with tokens at its batch index")
-        batch = Batch.pack(self._sequences.slices(plan, prompts, {}))
+        """Compute these rows of the plan, of any length. Scores of scored prompts are added to
+        `scores`."""
+        numbers, batch = prompts.numbers, prompts.batch
         operators = self._backend.bind(batch)
         tokens = self._to_device(batch.token_ids)
         hooks = self._ticks or NullHooks()
-        branch, residual = self._model.layers(tokens, operators, self._arena, hooks)
+        branch, residual = self._model.layers(tokens, operators, self._arena, hooks, batch.pictures)
         if plan.scored:
             starts = dict(zip(numbers.tolist(), batch.cu_seqlens.tolist()[:-1], strict=True))
             scored = score_prompts(
@@ -397,7 +469,7 @@ class CudaRunner:
                 self._arena.bytes.device,
             )
             scores.update({row: found.read() for row, found in scored.items()})
-        parts = self._draw_prompts(numbers, prompts, batch, branch, residual, operators)
+        parts = self._draw_prompts(prompts, branch, residual, operators)
         # Sample the tokens first, so a caller that needs only a token does not wait for the draft
         # layer.
         if self._arena.layout.draft_layers:
@@ -406,15 +478,14 @@ class CudaRunner:
 
     def _draw_prompts(
         self,
-        numbers: NDArray[np.int64],
-        prompts: ResolvedRows,
-        batch: Batch,
+        of: PromptRows,
         branch: torch.Tensor,
         residual: torch.Tensor,
         operators: TritonPrefill,
     ) -> list[SampledPart]:
         """Sample a token at the end of each prompt wanting one. branch, residual: outputs of the
         model's last layer for the batch."""
+        numbers, prompts, batch = of.numbers, of.rows, of.batch
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):
             return []

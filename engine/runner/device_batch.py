@@ -139,8 +139,9 @@ class RowDrafts:
             self._counts.pop(batch_index, None)
 
 
-_ROWS, _LANES, _POSITIONS, _CONTEXT, _READ, _WRITE, _TOP_K, _HEAT, _TOP_P, _KEYS = range(10)
-_FIELDS = 11
+_ROWS, _LANES, _POSITIONS, _CONTEXT, _READ, _WRITE, _TOP_K, _HEAT, _TOP_P, _DELTAS = range(10)
+_KEYS = 10
+_FIELDS = 12
 # Each field begins at a multiple of this many numbers, so it is aligned to 128 bytes.
 _ALIGNMENT = 32
 _FAR = 2**31 - 1
@@ -253,6 +254,7 @@ class DeviceBatch:
         fields[_CONTEXT, :count] = stops
         fields[_READ, :count] = rows.read_slots
         fields[_WRITE, :count] = rows.write_slots
+        fields[_DELTAS, :count] = rows.rope_deltas
         fields[_TOP_K, :count] = sampling.top_k[batch_indices]
         floats[_HEAT, :count] = sampling.temperature[batch_indices]
         floats[_TOP_P, :count] = sampling.top_p[batch_indices]
@@ -295,6 +297,10 @@ class DeviceBatch:
     def positions(self, size: int) -> Tensor:
         return self._inputs[_POSITIONS, :size]
 
+    def rope_deltas(self, size: int) -> Tensor:
+        """Return each row's rotary position minus its position, [size] int32."""
+        return self._inputs[_DELTAS, :size]
+
     def decode_batch(self, size: int, table: Tensor) -> DecodeBatch:
         """Return the first `size` rows as the model's batch. table: block table [rows, pages] of
         these rows."""
@@ -305,6 +311,7 @@ class DeviceBatch:
             read_slots=self._inputs[_READ, :size],
             write_slots=self._inputs[_WRITE, :size],
             rows=self.rows,
+            rope_deltas=self.rope_deltas(size),
         )
 
     def draws(self, size: int) -> Draws:

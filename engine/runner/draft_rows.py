@@ -172,6 +172,7 @@ class DraftedRows:
             fold_counts=self._numbers[_FOLD_COUNTS, :size],
             fold_places=self._numbers[_FOLD_PLACES, :size],
             fold_slots=self._numbers[_FOLD_SLOTS, :size],
+            rope_deltas=self._tokens.rope_deltas(size * width),
         )
 
 

@@ -3,7 +3,7 @@
 Owns the pages, slots and length of each batch index, and no tensor. Thread rule: the runner's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from tasuki.engine.forward_plan import (
     PlanError,
     PlanGap,
     RowFlag,
+    RowPositions,
     UnknownBatchIndex,
 )
 from tasuki.engine.pictures.row_store import PictureNumber
@@ -45,9 +46,9 @@ def padded_sizes(largest: int) -> list[int]:
 
 
 # Columns by batch index: position and pending tokens as in the invariant, most pending tokens,
-# tokens held by the pages, slots (0: not joined).
-_POSITIONS, _PENDING, _MAX_ROWS, _CAPACITY, _SLOTS = range(5)
-_KEPT = 5
+# tokens held by the pages, slots (0: not joined), rotary position minus position behind pictures.
+_POSITIONS, _PENDING, _MAX_ROWS, _CAPACITY, _SLOTS, _DELTAS = range(6)
+_KEPT = 6
 FindRows = Callable[[PictureNumber], Tensor]
 """Return stored rows of a picture [tokens, hidden]. Raises RowsGone."""
 # Plain integers, because numpy handles enumerations more slowly.
@@ -73,7 +74,8 @@ class ResolvedRows:
 
     tokens_at: index of the row's first token among the plan's tokens. at_index [n] bool: True if
     the row's tokens are stored in the runner at its batch index instead. drafts_at_index [n] bool:
-    True if all tokens but the first are stored at the batch index.
+    True if all tokens but the first are stored at the batch index. rope_deltas: rotary position
+    minus position, of a token behind all pictures.
     """
 
     batch_indices: Ints
@@ -87,6 +89,7 @@ class ResolvedRows:
     decodes: NDArray[np.bool_]
     verifies: NDArray[np.bool_]
     drafts_at_index: NDArray[np.bool_]
+    rope_deltas: Ints
 
     def __len__(self) -> int:
         return len(self.batch_indices)
@@ -110,6 +113,7 @@ class ResolvedRows:
             self.decodes[rows],
             self.verifies[rows],
             self.drafts_at_index[rows],
+            self.rope_deltas[rows],
         )
 
 
@@ -132,8 +136,6 @@ class SequenceStates:
         self._kept = np.zeros((_KEPT, batch_indices), dtype=np.int32)
         self._pages: dict[int, SequencePages] = {}
         self._sampling: dict[int, SamplingParams] = {}
-        self._rope_deltas: dict[int, int] = {}
-        """By batch index, of sequences with pictures."""
 
     def pages(self, batch_index: int) -> SequencePages:
         return self._pages[batch_index]
@@ -142,7 +144,7 @@ class SequenceStates:
         return self._sampling[batch_index]
 
     def rope_delta(self, batch_index: int) -> int:
-        return self._rope_deltas.get(batch_index, 0)
+        return int(self._kept[_DELTAS, batch_index])
 
     def apply(self, plan: ForwardPlan) -> ResolvedRows:
         """Apply the plan's changes; return its rows. Raises PlanGap with nothing changed, or
@@ -164,7 +166,6 @@ class SequenceStates:
                 f"batch index {batch_index} leaves, which no sequence has joined"
             )
         del self._pages[batch_index], self._sampling[batch_index]
-        self._rope_deltas.pop(batch_index, None)
         self._kept[:, batch_index] = 0
 
     def _join(self, item: JoinedSequence) -> None:
@@ -180,12 +181,16 @@ class SequenceStates:
             raise PlanError(
                 f"batch index {item.batch_index} joins before its last sequence has left"
             )
+        if item.rope_delta > 0:
+            raise PlanError(
+                f"batch index {item.batch_index} joins with a rope delta of {item.rope_delta}, and "
+                "pictures only take positions back"
+            )
         self._pages[item.batch_index] = SequencePages()
         self._sampling[item.batch_index] = item.sampling
-        if item.rope_delta:
-            self._rope_deltas[item.batch_index] = item.rope_delta
         self._slots[item.batch_index, : len(item.slots)] = item.slots
-        self._kept[:, item.batch_index] = (0, 0, item.max_rows, 0, len(item.slots))
+        kept = (0, 0, item.max_rows, 0, len(item.slots), item.rope_delta)
+        self._kept[:, item.batch_index] = kept
 
     def _grow(self, grown: NewPages) -> None:
         pages = self._pages.get(grown.batch_index)
@@ -203,7 +208,7 @@ class SequenceStates:
             and not 0 <= batch_indices.min() <= batch_indices.max() < self._kept.shape[1]
         ):
             raise UnknownBatchIndex(f"plan {plan.number} has rows of unknown batch indices")
-        position, pending, max_rows, capacity, slots = self._kept[:, batch_indices]
+        position, pending, max_rows, capacity, slots, deltas = self._kept[:, batch_indices]
         if not slots.all():
             raise UnknownBatchIndex(
                 f"plan {plan.number} has rows of batch indices without a sequence"
@@ -224,6 +229,7 @@ class SequenceStates:
             "drafts without a token before them": np.where(verifies, lengths - num_sampled, 0),
             "a slot to read that it does not have": np.minimum(read, slots - 1 - read),
             "a slot to write that it does not have": np.minimum(write, slots - 1 - write),
+            "a rotary position below 0": np.where(own_turns(plan, len(starts)), 0, starts + deltas),
         }
         if np.array([*margins.values()]).min(initial=0) < 0:
             what, margin = next((what, m) for what, m in margins.items() if m.min() < 0)
@@ -262,6 +268,7 @@ class SequenceStates:
             (flags & _DECODES) != 0,
             verifies,
             (flags & _DRAFTS) != 0,
+            deltas,
         )
 
     def slices(
@@ -270,10 +277,12 @@ class SequenceStates:
         rows: ResolvedRows,
         sampled: dict[int, list[int]],
         find: FindRows | None = None,
+        numbers: NDArray[np.int64] | None = None,
     ) -> list[SequenceSlice]:
         """Return the rows as the model's sequence slices. sampled: tokens by batch index, for rows
         with tokens stored in the runner. find: finds the rows of pictures; None: the runner stores
-        none. Raises PlanError, RowsGone."""
+        none. numbers: the rows' indices in the plan; None: they are all its rows. Raises PlanError,
+        RowsGone."""
         marks: dict[int, list[tuple[int, int]]] = {}
         for mark in plan.checkpoints:
             marks.setdefault(int(plan.rows.batch_indices[mark.row]), []).append(
@@ -300,25 +309,46 @@ class SequenceStates:
                     rope_delta=self.rope_delta(batch_index),
                 )
             )
-        return with_pictures(plan, slices, find) if plan.rope or plan.pictures else slices
+        if not plan.rope and not plan.pictures:
+            return slices
+        every = range(len(rows)) if numbers is None else numbers.tolist()
+        return with_pictures(plan, slices, find, every)
+
+
+def own_turns(plan: ForwardPlan, rows: int) -> NDArray[np.bool_]:
+    """Return bool [rows]: true for rows of the plan with pictures, or with rotary positions of
+    their own. Raises PlanError for a row that the plan does not have."""
+    found: NDArray[np.bool_] = np.zeros(rows, dtype=np.bool_)
+    for row in _pictured(plan):
+        if not 0 <= row < rows:
+            raise PlanError(f"plan {plan.number} has a picture in row {row} of {rows}")
+        found[row] = True
+    return found
+
+
+def _pictured(plan: ForwardPlan) -> list[int]:
+    return [item.row for item in plan.rope] + [item.row for item in plan.pictures]
 
 
 def with_pictures(
-    plan: ForwardPlan, slices: list[SequenceSlice], find: FindRows | None
+    plan: ForwardPlan,
+    slices: list[SequenceSlice],
+    find: FindRows | None,
+    numbers: Sequence[int],
 ) -> list[SequenceSlice]:
     """Return a plan's slices with its rotary positions and its pictures' rows. find: returns a
-    picture's stored rows; None: the runner stores none. Raises PlanError, RowsGone."""
+    picture's stored rows; None: the runner stores none. numbers: the slices' rows in the plan.
+    Raises PlanError, RowsGone."""
     if find is None:
         raise PlanError(f"plan {plan.number} has pictures, and this runner stores no rows")
-    found = list(slices)
+    found = dict(zip(numbers, slices, strict=True))
+    strays = {row for row in _pictured(plan) if row not in found}
+    if strays:
+        raise PlanError(f"plan {plan.number} has a picture in row {min(strays)}, no prompt's")
     for item in plan.rope:
-        tokens = len(found[item.row].token_ids)
-        if item.positions.shape != (3, tokens + 1):
-            raise PlanError(
-                f"plan {plan.number} has rope positions {list(item.positions.shape)} for "
-                f"{tokens} tokens"
-            )
-        found[item.row] = replace(found[item.row], rope_positions=torch.tensor(item.positions))
+        into = found[item.row]
+        _check_rope(plan, item, into)
+        found[item.row] = replace(into, rope_positions=torch.tensor(item.positions))
     for picture in plan.pictures:
         into, rows = found[picture.row], find(picture.picture)
         span = rows[picture.first : picture.first + picture.count]
@@ -330,7 +360,25 @@ def with_pictures(
             )
         spans = (*into.pictures, RowSpan(picture.token, span))
         found[picture.row] = replace(into, pictures=spans)
-    return found
+    return [found[number] for number in numbers]
+
+
+def _check_rope(plan: ForwardPlan, item: RowPositions, into: SequenceSlice) -> None:
+    """Raise PlanError unless the row's rotary positions fit its tokens. A position is at most its
+    token's index, so it is in any table as long as the context."""
+    tokens = len(into.token_ids)
+    if item.positions.shape != (3, tokens + 1):
+        raise PlanError(
+            f"plan {plan.number} has rope positions {list(item.positions.shape)} for {tokens} "
+            "tokens"
+        )
+    most = np.arange(into.start - 1, into.start + tokens)
+    least = np.minimum(most, 0)
+    if (item.positions < least).any() or (item.positions > most).any():
+        raise PlanError(
+            f"plan {plan.number} has rope positions {item.positions.min()} to "
+            f"{item.positions.max()} for tokens {into.start} to {into.start + tokens}"
+        )
 
 
 MOST_ROWS = 64

@@ -4,7 +4,7 @@ Thread rule: the engine loop's.
 """
 
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -30,18 +30,16 @@ def plan_checkpoints(
     """Plan a prefill's checkpoints: at the prompt's end, the last message's end, branch points and
     the client's marks.
 
-    Return positions in (cached, tokens), ascending and distinct. All except the message's end are
-    multiples of the page size. branches: positions needed by waiting requests. message_end: end of
-    the last message, if the next turn may continue there.
+    Return positions in (cached, tokens), ascending and distinct. All except the ends of the message
+    and of pictures are multiples of the page size. branches: positions needed by waiting requests.
+    message_end: end of the last message, if the next turn may continue there.
 
-    The prompt's end is kept at the last page boundary usable by a repetition of the prompt (at most
-    tokens - 1). If this boundary is behind the last message, in the first page of an answer's
-    opening, the message's end is kept instead. If there are many marks, the last MAX_MARKS are
-    kept, because they cover most. A mark inside a page is moved down to the page's start.
+    If there are many marks, the last MAX_MARKS are kept, because they cover most. A mark inside a
+    page is moved down to the page's start.
 
     runs: the prompt's pictures. A state inside a picture needs its rows again to go on. So marks,
-    branches and interior places there are moved down to the page boundary before the picture. A
-    prompt's end there stays, with one more state at that boundary.
+    branches and interior places there are moved to the picture's end if they are close to it, else
+    to the page boundary before the picture.
     """
     chosen: dict[int, CheckpointKind] = {}
 
@@ -52,23 +50,51 @@ def plan_checkpoints(
     def keep_outside(position: int, kind: CheckpointKind) -> None:
         keep(before_picture(position, runs), kind)
 
-    last_page = (tokens - 1) // PAGE_TOKENS * PAGE_TOKENS
-    before = max(cached, last_page - PAGE_TOKENS)
-    if message_end is None or not before < message_end < last_page:
-        keep(last_page, CheckpointKind.PROMPT_END)
-        keep_outside(last_page, CheckpointKind.PROMPT_END)
+    for position in _prompt_ends(tokens, cached, match, message_end, runs):
+        keep(position, CheckpointKind.PROMPT_END)
     if match.branch_tokens is not None and not _is_opening(match, match.branch_tokens):
-        keep_outside(match.branch_tokens, CheckpointKind.BRANCH)
+        # The page not shared whole may still be shared up to the picture's end.
+        most = min(match.branch_tokens + PAGE_TOKENS, tokens) - 1
+        keep(_beside_picture(match.branch_tokens, most, runs), CheckpointKind.BRANCH)
     for branch in branches:
         keep_outside(branch.position, branch.kind)
     for position in match.interior_tokens:
         keep_outside(position, CheckpointKind.INTERIOR)
     if message_end is not None:
         keep(message_end, CheckpointKind.MESSAGE_END)
-    boundaries = {mark // PAGE_TOKENS * PAGE_TOKENS for mark in marks}
+    boundaries = {mark // PAGE_TOKENS * PAGE_TOKENS: mark for mark in sorted(marks)}
     for position in sorted(boundaries, reverse=True)[:MAX_MARKS]:
-        keep_outside(position, CheckpointKind.MARK)
+        keep(_beside_picture(position, boundaries[position], runs), CheckpointKind.MARK)
     return [PlannedCheckpoint(position, chosen[position]) for position in sorted(chosen)]
+
+
+def _prompt_ends(
+    tokens: int,
+    cached: int,
+    match: Match,
+    message_end: int | None,
+    runs: Sequence[PictureRun],
+) -> set[int]:
+    """Return the positions kept as a prompt's end.
+
+    It is the last page boundary usable by a repetition of the prompt (at most tokens - 1). If this
+    boundary is behind the last message, in the first page of an answer's opening, the message's end
+    is kept instead. If it is inside a picture, one more state is kept before that picture.
+
+    The end is kept behind the last picture instead, so that another question about it needs no
+    rows. This is for new chats with at most a page of text behind the picture, or with a message's
+    end kept: a repetition of the prompt then loses at most a page.
+    """
+    last_page = (tokens - 1) // PAGE_TOKENS * PAGE_TOKENS
+    goes_on = match.checkpoint_kind in (CheckpointKind.TURN_END, CheckpointKind.MESSAGE_END)
+    behind = behind_picture(tokens - 1, runs)
+    may_move = tokens - behind <= PAGE_TOKENS or behind <= (message_end or 0)
+    if behind > cached and may_move and not goes_on:
+        return {behind, before_picture(min(last_page, behind), runs)}
+    before = max(cached, last_page - PAGE_TOKENS)
+    if message_end is not None and before < message_end < last_page:
+        return set()
+    return {last_page, before_picture(last_page, runs)}
 
 
 def before_picture(position: int, runs: Sequence[PictureRun]) -> int:
@@ -79,6 +105,21 @@ def before_picture(position: int, runs: Sequence[PictureRun]) -> int:
             break
         position = (run.start - 1) // PAGE_TOKENS * PAGE_TOKENS
     return position
+
+
+def behind_picture(most: int, runs: Sequence[PictureRun]) -> int:
+    """Return the position behind the token that closes a picture: the last one at `most` or before;
+    0 without one. runs: the pictures' tokens, ascending."""
+    closed = bisect_left(runs, most, key=lambda run: run.end)
+    return runs[closed - 1].end + 1 if closed else 0
+
+
+def _beside_picture(position: int, most: int, runs: Sequence[PictureRun]) -> int:
+    """Return the position; inside a picture, the position behind its closing token if this is at
+    most `most`, else before_picture()."""
+    before = before_picture(position, runs)
+    behind = behind_picture(most, runs)
+    return behind if before < position < behind else before
 
 
 def _is_opening(match: Match, branch: int) -> bool:

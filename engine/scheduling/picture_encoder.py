@@ -9,37 +9,56 @@ Each prompt pins the rows of its pictures, up to the first missing one, until it
 a prompt with pins can always go on, and one with a wish waits for prompts that can. Rows are
 reserved whole when an encode begins.
 
+With several towers the next pictures of a prompt are wished for too, and computed beside the first
+missing one. They are neither reserved nor pinned until it is their turn.
+
 Files of the first wishes are decoded beside the encodes. A wish without patches is passed over
 until they are there.
+
+On a GPU a part is launched in the stream of the forwards, and one part at a time is in flight. A
+later step sees its end, so no step waits on the host for it.
 
 Owns wishes, pins and the encode in progress; shares the store with the runner. Thread rule: the
 engine loop's. Invariant: a request that is over, or retracted, has neither pin nor wish.
 """
 
 import logging
-import math
 import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from tasuki.engine import messages as m
-from tasuki.engine.pictures.file_levels import FileLevels, Levels, unreadable
+from tasuki.engine.pictures.file_levels import (
+    MOST_DECODED_AHEAD,
+    FileLevels,
+    ReadPicture,
+    unreadable,
+)
 from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
 from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowStore
+from tasuki.engine.pictures.rows import Rows, RowsHere, Underway
+from tasuki.engine.pictures.seen_picture import StageSeconds
+from tasuki.engine.pictures.tower_pace import EncodePart, pace_of
 from tasuki.engine.request import Prefilling, Request
+from tasuki.engine.runner.base import DeviceLost
+from tasuki.model.vision.costs import EncodeFlops
 from tasuki.model.vision.pixels import PicturePatches
-from tasuki.model.vision.tower import Encode, VisionTower
+from tasuki.model.vision.tower import VisionTower
 from tasuki.utils.signatures import Clock
+
+from .picture_tally import PictureTally, media_bytes
 
 log = logging.getLogger(__name__)
 
 _BESIDE_ANSWERS = 0.01
-"""Seconds of blocks between two steps while answers run."""
-_DECODED_AHEAD = 4
-"""Largest number of wishes with pixels of their own in memory."""
+"""Most seconds of blocks between two steps while answers run."""
+_SHARE_OF_STEP = 0.5
+"""Most seconds of blocks between two steps, as a share of a step of answers."""
 _ALONE = 0.1
 """Seconds of blocks at a time without answers. A message waits as long."""
 
@@ -56,13 +75,23 @@ class PictureCounts:
     dropped: int = 0
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A request's need. index: of the picture among the prompt's. since: time of its begin."""
+
+    index: int
+    since: float
+
+
 @dataclass
 class _Wish:
-    """A picture whose rows are missing. waiting: requests, each with the index of its picture."""
+    """A picture whose rows are missing. waiting: requests, the first one's first. later: requests
+    that wait for another picture first."""
 
     picture: PlacedPicture
-    waiting: dict[Request, int] = field(default_factory=dict)
-    decoding: "Future[Levels] | None" = None
+    waiting: dict[Request, _Waiting] = field(default_factory=dict)
+    later: set[Request] = field(default_factory=set)
+    decoding: "Future[ReadPicture] | None" = None
 
     @property
     def is_ready(self) -> bool:
@@ -71,20 +100,42 @@ class _Wish:
             return True
         return self.decoding is not None and self.decoding.done()
 
-    def levels(self) -> Levels:
+    def read(self) -> ReadPicture:
         """Return its patches. Raises the decoder's errors. REQUIRES: it is ready."""
         if self.picture.levels is not None:
-            return self.picture.levels
+            return ReadPicture(torch.from_numpy(self.picture.levels))
         assert self.decoding is not None
-        return self.decoding.result(0.0)
+        read = self.decoding.result(0.0)
+        if read.levels.is_cuda:
+            # They were made in another stream.
+            read.levels.record_stream(torch.cuda.current_stream(read.levels.device))
+        return read
 
 
 @dataclass
 class _Running:
-    """The picture whose rows are reserved. encode: None before its first block."""
+    """The picture whose rows are reserved. encode: None before its first block. read: its patches.
+    part: its blocks in flight; None: none are. flops: of this part. rows: the result behind the
+    last block. finite: [] bool on the host, true if all of them are; it is there when the part has
+    ended. began: time of its first block. seconds: of its blocks so far."""
 
     name: PictureName
-    encode: Encode | None = None
+    encode: Underway | None = None
+    read: ReadPicture | None = None
+    part: EncodePart | None = None
+    flops: float = 0.0
+    rows: Tensor | None = None
+    finite: Tensor | None = None
+    began: float = 0.0
+    seconds: float = 0.0
+
+    def stages(self, now: float) -> StageSeconds:
+        """Return the seconds of its stages. now: the present time. REQUIRES: it was begun."""
+        read = self.read
+        assert read is not None
+        decode_ago = time.perf_counter() - read.began if read.began else 0.0
+        times = read.decode_seconds, read.resize_seconds, self.seconds
+        return StageSeconds(*times, decode_ago, now - self.began)
 
 
 class _Unreadable(Exception):
@@ -110,10 +161,14 @@ class PictureEncoder:
         store: RowStore,
         clock: Clock = time.perf_counter,
         files: FileLevels | None = None,
+        rows: Rows | None = None,
     ) -> None:
-        """files: reads pictures' files; None: one with default decoders."""
+        """files: reads pictures' files; None: one with default decoders. rows: computes them; None:
+        the tower does."""
         self._tower = tower
-        self._files = FileLevels(tower.rules) if files is None else files
+        device = tower.weights.device
+        self._rows = RowsHere(tower) if rows is None else rows
+        self._files = FileLevels(tower.rules, device=device) if files is None else files
         self._store = store
         self._clock = clock
         self._held: dict[Request, dict[int, PictureNumber]] = {}
@@ -121,7 +176,10 @@ class PictureEncoder:
         self._wishes: dict[PictureName, _Wish] = {}
         self._running: _Running | None = None
         self._block_seconds = 0.0
+        self._flops = EncodeFlops.of(tower.config)
+        self._pace = pace_of(device, lambda: self._clock())
         self.counts = PictureCounts()
+        self._tally = PictureTally()
 
     @property
     def shape(self) -> PictureShape:
@@ -139,12 +197,16 @@ class PictureEncoder:
     def is_busy(self) -> bool:
         """Return True if blocks are left to run for some request, except those of pictures being
         decoded."""
-        return any(wish.is_ready for wish in self._wishes.values())
+        return any(wish.waiting and wish.is_ready for wish in self._wishes.values())
 
     @property
     def is_decoding(self) -> bool:
         """Return True if a picture's file is being decoded for some request."""
         return not all(wish.is_ready for wish in self._wishes.values())
+
+    def stats(self, requests: Iterable[Request]) -> m.PictureStats:
+        """Return the counters of pictures. requests: all of the engine."""
+        return self._tally.stats(self._store, media_bytes(requests), self._files.decoders_lost)
 
     def close(self) -> None:
         """End the decoders' processes."""
@@ -156,7 +218,10 @@ class PictureEncoder:
         for it. REQUIRES: the request is Active and has pictures."""
         pictures = request.pictures
         assert pictures is not None
-        held = self._held.setdefault(request, {})
+        held = self._held.get(request)
+        if held is None:
+            held = self._held[request] = {}
+            self._tally.skipped(request, pictures.first_behind(start))
         for index in range(pictures.first_behind(start), len(pictures.runs)):
             run, picture = pictures.runs[index], pictures.pictures[index]
             if run.start >= request.length:
@@ -166,11 +231,25 @@ class PictureEncoder:
             name = (request.salt, picture.digest)
             number = self._store.pin(name)
             if number is None:
-                self._wishes.setdefault(name, _Wish(picture)).waiting[request] = index
+                wish = self._wishes.setdefault(name, _Wish(picture))
+                wish.waiting.setdefault(request, _Waiting(index, self._clock()))
+                wish.later.discard(request)
+                self._wish_later(request, pictures.pictures[index + 1 :])
                 return max(start, run.start)
             self.counts.kept += 1
+            self._tally.kept(request, index)
             held[index] = number
         return request.length
+
+    def _wish_later(self, request: Request, pictures: Sequence[PlacedPicture]) -> None:
+        """Wish for the request's next pictures too, as many as are computed at a time."""
+        for picture in pictures[: self._rows.ahead]:
+            name = (request.salt, picture.digest)
+            wish = self._wishes.get(name)
+            if picture.run.start < request.length and not self._store.has(name):
+                wish = wish or self._wishes.setdefault(name, _Wish(picture))
+                if request not in wish.waiting:
+                    wish.later.add(request)
 
     def number_of(self, request: Request, index: int) -> PictureNumber:
         """Return the number of the stored rows of the request's picture `index`. REQUIRES:
@@ -181,27 +260,41 @@ class PictureEncoder:
         """Drop a request's pins, and the wishes no other request waits for. Idempotent."""
         for number in self._held.pop(request, {}).values():
             self._store.unpin(number)
-        for name in [name for name, wish in self._wishes.items() if request in wish.waiting]:
-            wish = self._wishes[name]
-            del wish.waiting[request]
+        for name, wish in [*self._wishes.items()]:
+            waited = wish.waiting.pop(request, None) is not None
+            if not waited and request not in wish.later:
+                continue
+            wish.later.discard(request)
             if not wish.waiting:
-                self._forget(name)
-                self.counts.dropped += 1
+                self._give_up(name)
+                self.counts.dropped += waited
 
-    def advance(self, *, beside_answers: bool) -> list[Unseen]:
+    def advance(self, step_seconds: float | None, *, in_flight: bool = False) -> list[Unseen]:
         """Run blocks of encodes for a while, at least one if there is any. Return the requests with
-        a failed picture. beside_answers: True for a shorter while, because answers run."""
+        a failed picture. step_seconds: of a step of the running answers, for a shorter while; None:
+        no answers run. in_flight: True if a forward is; then the loop waits for that, and not
+        here."""
         if not self._held:
             return []
         self._unpin_passed()
         self._decode_ahead()
-        limit = _BESIDE_ANSWERS if beside_answers else _ALONE
+        limit = _ALONE
+        if step_seconds is not None:
+            limit = min(_BESIDE_ANSWERS, _SHARE_OF_STEP * step_seconds)
         began = self._clock()
         while self._begin_next():
             running = self._running
             assert running is not None
             try:
-                failure = self._run_block(running)
+                self._compute_ahead(running.name)
+                part = running.part or self._launch(running, limit - (self._clock() - began))
+                if not part.has_ended:
+                    if in_flight or step_seconds is not None:
+                        break
+                    part.wait()
+                failure = self._ended(running, part)
+            except DeviceLost:
+                raise
             except _Unreadable as error:
                 failure = error.error
             except Exception as error:
@@ -218,7 +311,7 @@ class PictureEncoder:
         """Return True if an encode is in progress, or begins now."""
         if self._running is not None:
             return True
-        ready = ((name, wish) for name, wish in self._wishes.items() if wish.is_ready)
+        ready = (each for each in self._wishes.items() if each[1].waiting and each[1].is_ready)
         name, wish = next(ready, (None, None))
         if name is None or wish is None:
             return False
@@ -227,46 +320,86 @@ class PictureEncoder:
         self._running = _Running(name)
         return True
 
+    def _compute_ahead(self, running: PictureName) -> None:
+        """Let other towers compute the pictures of the next wishes. running: the one computed
+        first."""
+        wishes = (each for each in self._wishes.items() if each[0] != running)
+        for name, wish in islice(wishes, self._rows.ahead):
+            if not wish.is_ready:
+                continue
+            try:
+                read = wish.read()
+            except Exception:
+                # Its requests end when it is their turn.
+                continue
+            self._rows.wanted(name, PicturePatches(read.levels, wish.picture.grid))
+
     def _decode_ahead(self) -> None:
         """Begin to decode the files of the first wishes. Their pixels take memory."""
-        for wish in islice(self._wishes.values(), _DECODED_AHEAD):
+        wishes = sorted(self._wishes.values(), key=lambda wish: not wish.waiting)
+        for wish in wishes[:MOST_DECODED_AHEAD]:
             if wish.picture.levels is None and wish.decoding is None:
-                line = next(iter(wish.waiting)).caller
+                line = next(iter([*wish.waiting, *wish.later])).caller
                 wish.decoding = self._files.begin(line, wish.picture)
                 self.counts.decoded += wish.decoding is not None
 
-    def _run_block(self, running: _Running) -> m.RequestError | None:
-        """Run one block; store the rows behind the last. Return a failure, if any."""
-        began, encode = self._clock(), running.encode
+    def _launch(self, running: _Running, seconds: float) -> EncodePart:
+        """Launch blocks for about `seconds` seconds, and what follows the last. Return them as a
+        part. On a CPU the part has ended."""
+        wish, pace = self._wishes[running.name], self._pace
+        pace.begin()
+        encode = running.encode
         if encode is None:
-            wish = self._wishes[running.name]
             try:
-                levels = wish.levels()
+                read = wish.read()
             except Exception as error:
                 raise _Unreadable(unreadable(wish.picture, error)) from error
-            patches = PicturePatches(torch.from_numpy(levels), wish.picture.grid)
-            encode = running.encode = self._tower.begin(patches)
-        encode.run(1)
-        self._block_seconds = self._clock() - began
-        if encode.blocks_left:
+            if wish.decoding is not None:
+                self._tally.read(read)
+            running.read, running.began = read, self._clock()
+            patches = PicturePatches(read.levels, wish.picture.grid)
+            encode = running.encode = self._rows.begin(running.name, patches)
+        flops = self._flops.block(wish.picture.grid.patches)
+        blocks = min(encode.blocks_left, pace.blocks(flops, seconds))
+        encode.run(blocks)
+        if not encode.blocks_left:
+            running.rows = encode.rows()
+            running.finite = _on_host(running.rows.isfinite().all())
+        running.flops = blocks * flops
+        running.part = pace.end()
+        return running.part
+
+    def _ended(self, running: _Running, part: EncodePart) -> m.RequestError | None:
+        """Take over an ended part; store the rows behind the last block. Return a failure, if
+        any."""
+        running.part = None
+        running.seconds += part.seconds
+        self._block_seconds = part.seconds
+        self._pace.measured(running.flops, part.seconds)
+        if running.rows is None or running.finite is None:
             return None
-        rows = encode.rows()
-        if not math.isfinite(float(rows.abs().sum())):
+        if not running.finite:
             reason = "a picture's rows are NaN or infinite: check the checkpoint and its dtype"
             return m.RequestError(m.ErrorKind.INTERNAL, reason)
-        self._store.put(running.name, rows)
+        self._store.put(running.name, running.rows)
         self._running = None
         self.counts.encoded += 1
-        self._hand_out(running.name)
+        self._hand_out(running.name, running.stages(self._clock()))
         return None
 
-    def _hand_out(self, name: PictureName) -> None:
+    def _hand_out(self, name: PictureName, stages: StageSeconds) -> None:
         """Pin new rows for all requests that wait for them. A later place of the same picture is
-        not pinned: the prompt may wait for another picture before it."""
-        for request, index in self._wishes.pop(name).waiting.items():
+        not pinned: the prompt may wait for another picture before it. The encode counts for the
+        first request alone."""
+        now = self._clock()
+        for turn, (request, waiting) in enumerate(self._wishes.pop(name).waiting.items()):
             number = self._store.pin(name)
             assert number is not None
-            self._held[request][index] = number
+            self._held[request][waiting.index] = number
+            if turn:
+                self._tally.waited(request, waiting.index, now - waiting.since)
+            else:
+                self._tally.encoded(request, waiting.index, stages, now - waiting.since)
 
     def _unpin_passed(self) -> None:
         """Unpin the rows of pictures with all tokens computed, and release requests not in
@@ -282,14 +415,41 @@ class PictureEncoder:
 
     def _fail(self, name: PictureName, error: m.RequestError) -> list[Unseen]:
         """Forget the picture. Return the requests that wait for it."""
-        waiting = list(self._wishes[name].waiting)
+        self._tally.failed(error)
+        wish = self._wishes[name]
+        waiting = [*wish.waiting, *wish.later]
         self._forget(name)
         return [Unseen(request, error) for request in waiting]
 
+    def _give_up(self, name: PictureName) -> None:
+        """Forget a picture no request waits for now. Requests that wait for another one first keep
+        their wish."""
+        wish = self._wishes[name]
+        if not wish.later:
+            self._forget(name)
+        elif self._running is not None and self._running.name == name:
+            self._stop_running()
+
     def _forget(self, name: PictureName) -> None:
         wish = self._wishes.pop(name)
+        self._rows.unwanted(name)
         if wish.decoding is not None:
             wish.decoding.cancel()
         if self._running is not None and self._running.name == name:
-            self._running = None
-            self._store.cancel(name)
+            self._stop_running()
+
+    def _stop_running(self) -> None:
+        """Give up the encode in progress, and its reserved space. REQUIRES: there is one."""
+        assert self._running is not None
+        self._rows.unwanted(self._running.name)
+        self._store.cancel(self._running.name)
+        self._running = None
+
+
+def _on_host(flag: Tensor) -> Tensor:
+    """Return a device's tensor on the host. It has its value once the stream has come so far."""
+    if flag.device.type == "cpu":
+        return flag
+    host = torch.empty(flag.shape, dtype=flag.dtype, pin_memory=True)
+    host.copy_(flag, non_blocking=True)
+    return host

@@ -28,7 +28,7 @@ from tasuki.engine.forward_plan import (
     RowPositions,
     ScoredRow,
 )
-from tasuki.engine.pictures.placed import PictureSpan, PlacedPictures
+from tasuki.engine.pictures.placed import PictureSpan
 from tasuki.engine.pictures.row_store import PictureNumber
 from tasuki.engine.progress import BatchIndices, NextTokens, ProgressTable
 from tasuki.engine.request import Active, PlannedCheckpoint, Request
@@ -84,7 +84,16 @@ class ScheduledSequence:
         """True if this computes one token of an answer decoded on this engine, without a
         checkpoint. So it may run in a CUDA graph for decode."""
         one = self.num_sampled > 0 and self.stop - self.start == 1
-        return one and self.active.answers_here and not self.checkpoints
+        plain = not self.checkpoints and not self.turns_apart
+        return one and self.active.answers_here and plain
+
+    @property
+    def turns_apart(self) -> bool:
+        """True if a token, or the draft layer's entry of the first one, has rotary positions of its
+        own. Else they are the positions plus the rope delta."""
+        pictures = self.request.pictures
+        # A row with drafts begins behind all pictures. The entry of its first token is like text's.
+        return pictures is not None and self.start < pictures.end + (not self.drafts)
 
     @property
     def live(self) -> bool:
@@ -242,8 +251,9 @@ class ForwardPlanner:
                 first_guesses.append(Guess(row, item.first_guesses))
             for planned, slot in item.checkpoints:
                 checkpoints.append(RowCheckpoint(row, planned.position, slot))
-            if item.request.pictures is not None:
-                rope += _rope(row, item, item.request.pictures)
+            if item.turns_apart and item.request.pictures is not None:
+                positions = item.request.pictures.rope_positions(item.start, item.stop)
+                rope.append(RowPositions(row, positions))
                 pictures += _picture_rows(row, item)
         if self._joined_count > len(forward):
             changes.left += self._leave()
@@ -339,13 +349,6 @@ class ForwardPlanner:
         self._joined_count -= len(gone)
         found: list[int] = gone.tolist()
         return found
-
-
-def _rope(row: int, item: ScheduledSequence, pictures: PlacedPictures) -> Iterator[RowPositions]:
-    """Yield the row's rotary positions, unless it is behind all pictures with the token before
-    it."""
-    if item.start <= pictures.end:
-        yield RowPositions(row, pictures.rope_positions(item.start, item.stop))
 
 
 def _picture_rows(row: int, item: ScheduledSequence) -> Iterator[PictureRows]:

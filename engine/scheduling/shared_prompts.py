@@ -23,7 +23,7 @@ from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.keys import Keys, PromptTokens
 from tasuki.pycache.layout import PAGE_TOKENS
 
-from .checkpoints import before_picture
+from .checkpoints import before_picture, behind_picture
 
 _LEAST_SAVED = 2 * PAGE_TOKENS
 """Fewest saved tokens for a request to wait for another one's common prefix."""
@@ -92,9 +92,9 @@ def load_leader_of(
 
 
 def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
-    """Return as leader the request of equal salt about to compute the longest common prefix,
-    up to a page boundary. Return None without one. computing: requests with a prompt in
-    computation, or just before it."""
+    """Return as leader the request of equal salt about to compute the longest common prefix, up to
+    a page boundary or a picture's end. Return None without one. computing: requests with a prompt
+    in computation, or just before it."""
     best: Leader | None = None
     for other in computing:
         state = other.state
@@ -102,7 +102,10 @@ def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
             continue
         common = min(common_tokens(request.keys, other.keys), len(request.prompt) - 1)
         runs = request.pictures.runs if request.pictures else ()
-        position = before_picture(common // PAGE_TOKENS * PAGE_TOKENS, runs)
+        position = max(
+            before_picture(common // PAGE_TOKENS * PAGE_TOKENS, runs),
+            behind_picture(common, runs),
+        )
         if position > (0 if best is None else best.position) and _may_keep(other, position):
             best = Leader(other, state.allocation, position)
     return best
@@ -203,6 +206,7 @@ def told_of(fork: Request, carrier: Request) -> None:
     fork.route, fork.prefilled_on = carrier.route, carrier.prefilled_on
     fork.prefill_choice = carrier.prefill_choice
     fork.handover_lost = carrier.handover_lost
+    fork.seen = carrier.seen
 
 
 def _with_last_token(hit: m.HitBreakdown) -> m.HitBreakdown:

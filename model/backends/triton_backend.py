@@ -6,8 +6,10 @@ model/backends/triton_prefill.py and model/backends/triton_decode.py choose the 
 """
 
 from copy import copy
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import (
@@ -36,15 +38,22 @@ class TritonBackend:
         dtype: torch.dtype,
         device: torch.device,
         reduce: Reduce = one_rank,
+        axes: Tensor | None = None,
     ) -> None:
         """config: the model's config with one rank's heads and widths, like the weights. reduce:
-        adds up the ranks' partial sums."""
+        adds up the ranks' partial sums. axes: as in RotaryAngles."""
         self._config = config
         self._dtype = dtype
         self._device = device
         self._reduce = reduce
         self._rotary = rotary_cache(config, config.max_position, device)
+        self._axes = None if axes is None else axes.to(device, torch.int32)
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @property
+    def sees_pictures(self) -> bool:
+        """Return true if forwards may have rows of pictures, and three rotary positions a token."""
+        return self._axes is not None
 
     def beside(self) -> "TritonBackend":
         """Return another back end, for forwards in parallel with this one's. It has a second stream
@@ -56,9 +65,12 @@ class TritonBackend:
     def bind(self, batch: Batch) -> TritonPrefill:
         """Return the operators for a batch. The batch's tensors are in host memory. Raises
         PicturesUnsupported."""
-        if batch.rope is not None or batch.pictures:
-            raise PicturesUnsupported("a GPU sees no pictures as yet: serve them with --device cpu")
-        plan = PrefillPlan.of(batch, self._config, self._dtype, self._device)
+        if self._axes is None and (batch.rope is not None or batch.pictures):
+            raise PicturesUnsupported(
+                "this model has no tower here, and its prompt has pictures: serve them with one "
+                "fused node of one rank, with --vision auto"
+            )
+        plan = PrefillPlan.of(batch, self._config, self._dtype, self._device, self._axes)
         return TritonPrefill(self._config, plan, self._rotary, self._side, self._reduce)
 
     def prepare(self) -> None:
@@ -75,6 +87,9 @@ class TritonBackend:
 
     def bind_decode(self, batch: DecodeBatch, scratch: DecodeScratch) -> TritonDecode:
         operators = TritonRowDecode if batch.size <= MOST_ROWS else TritonDecode
+        if self._axes is None:
+            # Text alone keeps its own kernel, without a load of deltas.
+            batch = replace(batch, rope_deltas=None)
         return operators(self._config, batch, scratch, self._rotary, self._side, self._reduce)
 
     def verify_scratch(self, batch: int, tokens: int) -> VerifyScratch:
@@ -83,4 +98,6 @@ class TritonBackend:
         return VerifyScratch.of(self._config, batch, tokens, self._dtype, self._device)
 
     def bind_verify(self, batch: VerifyBatch, scratch: VerifyScratch) -> TritonVerify:
+        if self._axes is None:
+            batch = replace(batch, rope_deltas=None)
         return TritonVerify(self._config, batch, scratch, self._rotary, self._side, self._reduce)

@@ -17,7 +17,11 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import DecodeBatch, Phase, Reduce
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
-from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
+from tasuki.model.ops.attention.qk_norm_rope_gate import (
+    RopeDeltas,
+    TokenPlaces,
+    qk_norm_rope_gate,
+)
 from tasuki.model.ops.attention.verify import paged_attention_verify
 from tasuki.model.ops.draft.entry_inputs import entry_inputs
 from tasuki.model.ops.gdn.decode import gdn_decode
@@ -62,6 +66,11 @@ class DecodeScratch:
 _FIRST_KEY = 1
 
 
+def rope_of(deltas: Tensor | None) -> RopeDeltas | None:
+    """Return the rotary positions of tokens with these deltas; None: their positions."""
+    return None if deltas is None else RopeDeltas(deltas)
+
+
 @dataclass(frozen=True)
 class DraftRows:
     """The rows of one draft-layer pass: one token per sequence. batch: positions, pages and slots;
@@ -94,7 +103,9 @@ class TritonDraft:
         self._step = step
         self._product = product
         self._places = TokenPlaces(
-            batch.positions, scratch.owners[: batch.size], batch.page_table, batch.rows, gaps=True
+            *(batch.positions, scratch.owners[: batch.size], batch.page_table, batch.rows),
+            gaps=True,
+            rope=rope_of(batch.rope_deltas),
         )
 
     def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
@@ -167,7 +178,8 @@ class TritonDecode:
         self._side = side
         self._reduce = reduce
         self._places = TokenPlaces(
-            batch.positions, scratch.owners[: batch.size], batch.page_table, batch.rows
+            *(batch.positions, scratch.owners[: batch.size], batch.page_table, batch.rows),
+            rope=rope_of(batch.rope_deltas),
         )
 
     def norm_project(

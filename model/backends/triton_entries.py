@@ -5,7 +5,7 @@ In a decode step, each token is the first of its sequence. So the inputs of its 
 step begins. The entries are computed on another stream, in parallel with the step's layers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.forward import Batch
+from tasuki.model.forward import Batch, RowSpan
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, k_norm_rope
 from tasuki.model.ops.draft.carry import carry_folded, carry_normed
 from tasuki.model.ops.draft.entry_inputs import entry_inputs
@@ -43,12 +43,15 @@ class TritonEntries:
         places: TokenPlaces,
         read_slots: Tensor,
         product: Product,
+        pictures: Sequence[RowSpan] = (),
     ) -> None:
+        """pictures: rows in place of embeddings, in the dtype of these and on the same device."""
         self._config = config
         self._rotary = rotary
         self._places = places
         self._read_slots = read_slots
         self._product = product
+        self._pictures = pictures
 
     def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         return rms_norm(branch + residual, norm, self._config.norm_eps)
@@ -74,6 +77,9 @@ class TritonEntries:
             (weights.embedding_norm, weights.hidden_norm),
             config.norm_eps,
         )
+        for span in self._pictures:
+            normed = rms_norm(span.rows, weights.embedding_norm, config.norm_eps)
+            joined[span.first : span.first + len(normed), : normed.shape[1]] = normed
         mixed = self._product(joined, weights.fc)
         normed = rms_norm(mixed, weights.layer.mixer_norm, config.norm_eps)
         rows = 2 * config.kv_heads * config.head_dim
@@ -114,8 +120,9 @@ class PromptEntries(TritonEntries):
         places: TokenPlaces,
         carry: PromptCarry,
         product: Product,
+        pictures: Sequence[RowSpan] = (),
     ) -> None:
-        super().__init__(config, rotary, places, carry.read_slots, product)
+        super().__init__(config, rotary, places, carry.read_slots, product, pictures)
         self._carry = carry
 
     def carry_over(self, hidden: Tensor, carry: Tensor) -> None:

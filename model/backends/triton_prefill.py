@@ -6,17 +6,21 @@ nothing. Rows of prompts and rows of answers (the two phases) are computed separ
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.forward import Batch, Phase, Reduce
+from tasuki.model.forward import Batch, Phase, Reduce, RowSpan
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
-from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
+from tasuki.model.ops.attention.qk_norm_rope_gate import (
+    RopeAxes,
+    TokenPlaces,
+    qk_norm_rope_gate,
+)
 from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlan, plan_gdn_prefill
 from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
@@ -81,40 +85,60 @@ def _moved(host: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Data shared by all layers of one forward over prompts. carry: slots of the draft layer's
-    hidden states; None without a draft layer."""
+    """Data shared by all layers of one forward over prompts. entry_places: places of the draft
+    layer's entries, with their own rotary positions. carry: slots of the draft layer's hidden
+    states; None without a draft layer. pictures: rows in place of embeddings, on the device."""
 
     phases: PhaseRows
     gdn: GdnPrefillPlan
     places: TokenPlaces
+    entry_places: TokenPlaces
     tiles: PrefillTiles
     carry: PromptCarry | None
+    pictures: tuple[RowSpan, ...] = ()
 
     @staticmethod
     def of(
-        batch: Batch, config: ModelConfig, dtype: torch.dtype, device: torch.device
+        batch: Batch,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        axes: Tensor | None = None,
     ) -> "PrefillPlan":
-        """Return the plan for a batch in host memory. dtype: dtype of activations."""
+        """Return the plan for a batch in host memory. dtype: dtype of activations. axes: axis of
+        each rotary pair, int32 on the device. REQUIRES: axes, if the batch has rotary positions."""
         lengths = batch.cu_seqlens.diff()
         counts, contexts = lengths.tolist(), batch.context_lens.tolist()
         owners = torch.repeat_interleave(torch.arange(len(counts)), lengths)
         tokens = torch.tensor([sum(counts)])
         pages = _padded(batch.page_table)
         tables = [batch.positions, owners, tokens, pages.flatten()]
+        if batch.rope is not None:
+            tables += [_padded(some).flatten() for some in (batch.rope.tokens, batch.rope.entries)]
         packed = torch.cat([_padded(table) for table in tables]).int()
-        places = torch.split(
-            packed.pin_memory().to(device, non_blocking=True),
-            [len(_padded(table)) for table in tables],
+        if device.type == "cuda":
+            packed = packed.pin_memory()
+        moved = torch.split(
+            packed.to(device, non_blocking=True), [len(_padded(table)) for table in tables]
         )
-        positions, owners, rows, pages = (
-            place[: len(table)] for place, table in zip(places, tables, strict=True)
+        positions, owners, rows, pages, *turns = (
+            place[: len(table)] for place, table in zip(moved, tables, strict=True)
         )
+        places = entry_places = TokenPlaces(positions, owners, pages.view(len(counts), -1), rows)
+        if turns:
+            assert axes is not None
+            own, entries = (RopeAxes(some.view(3, -1), axes) for some in turns)
+            places, entry_places = replace(places, rope=own), replace(places, rope=entries)
         return PrefillPlan(
             phases=PhaseRows.of(batch, rows),
             gdn=plan_gdn_prefill(counts, batch.read_slots.tolist(), batch.saves(), device),
-            places=TokenPlaces(positions, owners, pages.view(len(counts), -1), rows),
+            places=places,
+            entry_places=entry_places,
             tiles=PrefillTiles.of(counts, contexts, config, dtype, device),
             carry=PromptCarry.of(batch, device) if config.draft_layers else None,
+            pictures=tuple(
+                RowSpan(span.first, span.rows.to(device, dtype)) for span in batch.pictures
+            ),
         )
 
 
@@ -176,9 +200,12 @@ class TritonPrefill:
         return self._reduce(self._mlp(x, weights)), residual
 
     def entries(self) -> PromptEntries:
-        places, carry = self._plan.places, self._plan.carry
-        assert carry is not None, "the config has no draft layer"
-        return PromptEntries(self._config, self._rotary, places, carry, self._product)
+        plan = self._plan
+        assert plan.carry is not None, "the config has no draft layer"
+        return PromptEntries(
+            *(self._config, self._rotary, plan.entry_places, plan.carry, self._product),
+            plan.pictures,
+        )
 
     def _normed(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor

@@ -22,7 +22,7 @@ from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights
 from tasuki.pycache.layout import LayerKind
 
-from .triton_decode import DecodeScratch, TritonDecode
+from .triton_decode import DecodeScratch, TritonDecode, rope_of
 from .triton_entries import VerifyEntries
 
 
@@ -76,7 +76,9 @@ class TritonVerify(TritonDecode):
         shared = DecodeScratch(scratch.attention, batch.owners)
         super().__init__(config, rows, shared, rotary, side, reduce)
         self._places = TokenPlaces(
-            batch.positions, batch.owners, batch.page_table, batch.token_rows, gaps=True
+            *(batch.positions, batch.owners, batch.page_table, batch.token_rows),
+            gaps=True,
+            rope=rope_of(batch.rope_deltas),
         )
         self._verified = batch
         self._kept = scratch.kept

@@ -94,12 +94,22 @@ def normalised(levels: Tensor, rules: PixelRules) -> Tensor:
 
     A number is (level / 255 - mean) / deviation, with the mean and deviation of its colour.
     """
-    device = levels.device
-    mean = torch.tensor(rules.mean, dtype=torch.float32, device=device)[:, None]
-    deviation = torch.tensor(rules.deviation, dtype=torch.float32, device=device)[:, None]
-    # From one table of all levels: a level has the same number wherever it is computed.
-    every = torch.arange(256, dtype=torch.float64, device=device).mul(1 / 255).float()
-    table = (every - mean) / deviation
+    return looked_up(levels, level_numbers(rules).to(levels.device))
+
+
+def level_numbers(rules: PixelRules) -> Tensor:
+    """Return the number of each level by colour, [3, 256] float32 on the host. From one table, a
+    level has the same number wherever it is computed."""
+    mean, deviation = (
+        torch.tensor(each, dtype=torch.float32)[:, None] for each in (rules.mean, rules.deviation)
+    )
+    every = torch.arange(256, dtype=torch.float64).mul(1 / 255).float()
+    return (every - mean) / deviation
+
+
+def looked_up(levels: Tensor, table: Tensor) -> Tensor:
+    """Return levels [patches, values] uint8 as numbers of the table [3, 256], on its device and in
+    its dtype."""
     coloured = levels.reshape(len(levels), COLOURS, -1).int()
-    shift = 256 * torch.arange(COLOURS, dtype=torch.int32, device=device)[:, None]
+    shift = 256 * torch.arange(COLOURS, dtype=torch.int32, device=levels.device)[:, None]
     return table.flatten()[(coloured + shift).flatten()].view(levels.shape)

@@ -30,6 +30,9 @@ _FRAME_TOKENS = 768
 _FLOOR = 1.05
 """Factor of a clip's least pixels. The limit for one frame is never below the product."""
 
+MOST_SHOWN_PIXELS = 4_000_000
+"""Most pixels of a caller's picture after the resize. A larger one would hold a GPU for long."""
+
 
 @dataclass(frozen=True)
 class Size:

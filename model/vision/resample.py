@@ -23,7 +23,11 @@ widening."""
 _BITS = 22
 """Number of bits of a weight after the binary point."""
 _ROWS_AT_ONCE = 64
-"""Number of output rows computed at a time, so that their sums stay in a core's cache."""
+"""Number of output rows computed at a time on a CPU, so that their sums stay in a core's cache."""
+_DEVICE_SUMS = 2**22
+"""Number of sums computed at a time on another device."""
+MOST_DEVICE_BYTES = 4 * 4 * _DEVICE_SUMS
+"""Most bytes of a resize on another device besides the pictures: sums, and inputs of a tap."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,11 @@ def _along_rows(image: Tensor, wanted: int) -> Tensor:
     weights = Weights.of(image.shape[0], wanted).to(image.device)
     out = image.new_empty(wanted, *image.shape[1:])
     flat, flat_out = image.flatten(1), out.flatten(1)
-    for start in range(0, wanted, _ROWS_AT_ONCE):
-        part = slice(start, min(start + _ROWS_AT_ONCE, wanted))
+    rows = _ROWS_AT_ONCE
+    if image.device.type != "cpu":
+        rows = max(1, _DEVICE_SUMS // flat.shape[1])
+    for start in range(0, wanted, rows):
+        part = slice(start, min(start + rows, wanted))
         flat_out[part] = _sums(flat, weights.index[:, part], weights.weight[:, part])
     return out
 

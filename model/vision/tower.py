@@ -8,24 +8,37 @@ calls it keeps only the patches' hidden states.
 Rows are a function of the picture and the weights. One call has one picture. So a row has the same
 bits with or without other pictures, and for any division of the blocks into calls. Attention is
 over one picture, without a mask. Source: transformers 5.24, `Qwen3_5VisionModel`.
+
+On a GPU all is launched in the current stream, and nothing waits for the device.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tasuki.model.ops.attention.rope import apply_rotary
 
 from .config import VisionConfig
 from .grid import PictureError, PictureGrid, PositionTaps, rotary_angles
-from .pixels import PicturePatches, normalised
+from .pixels import PicturePatches, level_numbers, looked_up
 from .processor import PixelRules
 from .weights import Affine, BlockWeights, TowerWeights
 
 MLP_ROWS = 4096
-"""Number of patches in an MLP at a time. It limits the memory of the MLP's inner activations."""
+"""Number of patches at a time in an MLP, in the first product and in the rotation. It limits the
+memory of inner activations."""
+_GPU_ATTENTION = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Attention's implementations on a GPU, the preferred first. cuDNN's makes a plan for each size of
+picture while the host waits, so it is not among them."""
 
 
 class VisionTower:
@@ -38,6 +51,7 @@ class VisionTower:
         self.config = config
         self.weights = weights
         self.rules = rules
+        self._numbers = level_numbers(rules).to(weights.device, weights.dtype)
 
     @torch.inference_mode()
     def begin(self, patches: PicturePatches) -> "Encode":
@@ -50,10 +64,16 @@ class VisionTower:
                 f"patches of shape {list(patches.levels.shape)}, merged by {grid.merge}, do not "
                 f"fit a tower of {list(wanted)}, merged by {config.merge}; use its own processor"
             )
-        values = normalised(patches.levels.to(weights.device), self.rules)
-        hidden = _product(values.to(weights.dtype), weights.patch)
-        learned = PositionTaps.of(grid, config.side).rows(weights.positions)
-        return Encode(self, grid, hidden + learned.to(hidden.dtype))
+        levels = moved(patches.levels, weights.device)
+        hidden = torch.cat(
+            [
+                _product(looked_up(part, self._numbers), weights.patch)
+                for part in torch.split(levels, MLP_ROWS)
+            ]
+        )
+        taps = PositionTaps.of(grid, config.side)
+        placed = PositionTaps(moved(taps.index, weights.device), moved(taps.weight, weights.device))
+        return Encode(self, grid, hidden + placed.rows(weights.positions).to(hidden.dtype))
 
     def rows(self, patches: PicturePatches) -> Tensor:
         """Encode a whole picture in one call. Return its rows [tokens, out_hidden] in the weights'
@@ -74,7 +94,7 @@ class Encode:
         self._next = 0
         config = tower.config
         cos, sin = rotary_angles(grid, config.head_dim, config.rope_theta)
-        self._cos, self._sin = cos.to(hidden.device), sin.to(hidden.device)
+        self._cos, self._sin = moved(cos, hidden.device), moved(sin, hidden.device)
 
     @property
     def next_block(self) -> int:
@@ -118,16 +138,42 @@ class Encode:
         projection."""
         config = self._tower.config
         heads = _product(normed, weights.qkv).view(-1, 3, config.heads, config.head_dim)
+        # Queries and keys of all heads are rotated together.
+        self._turn(heads[:, :2].flatten(1, 2))
         query, key, value = heads.unbind(1)
-        query = apply_rotary(query, self._cos, self._sin)
-        key = apply_rotary(key, self._cos, self._sin)
-        found = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            key.transpose(0, 1)[None],
-            value.transpose(0, 1)[None],
-            scale=1 / math.sqrt(config.head_dim),
-        )
+        with _attention_kernels(query.device):
+            found = functional.scaled_dot_product_attention(
+                query.transpose(0, 1)[None],
+                key.transpose(0, 1)[None],
+                value.transpose(0, 1)[None],
+                scale=1 / math.sqrt(config.head_dim),
+            )
         return found[0].transpose(0, 1).flatten(1)
+
+    def _turn(self, x: Tensor) -> None:
+        """Rotate x [patches, heads, head_dim] in place."""
+        each = zip(
+            *(torch.split(some, MLP_ROWS) for some in (x, self._cos, self._sin)), strict=True
+        )
+        for part, cos, sin in each:
+            part.copy_(apply_rotary(part, cos, sin))
+
+
+@contextmanager
+def _attention_kernels(device: torch.device) -> Iterator[None]:
+    if device.type == "cpu":
+        yield
+        return
+    with sdpa_kernel(_GPU_ATTENTION, set_priority=True):
+        yield
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """Return a host's tensor on the device, for later work in its current stream. A copy from
+    memory that is not pinned would wait for the stream."""
+    if x.device == device or device.type == "cpu":
+        return x.to(device)
+    return (x if x.is_cuda else x.pin_memory()).to(device, non_blocking=True)
 
 
 def _mlp(hidden: Tensor, weights: BlockWeights, eps: float) -> Tensor:

@@ -25,6 +25,7 @@ _REJECTED = {
     ErrorKind.QUEUE_TIMEOUT: "Its prompt did not begin within `--queue-timeout` or its deadline.",
     ErrorKind.OVERLOADED: "It is expected to miss its targets, or the node's `--ttft-target`.",
     ErrorKind.NOT_HANDED_BACK: "The session's cached entries did not reach a prefill node.",
+    ErrorKind.PICTURE_GONE: "A session's picture must be computed again, and its file was dropped.",
     ErrorKind.INTERNAL: "A forward failed or the engine died; the node's log has the cause.",
 }
 

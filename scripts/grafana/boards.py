@@ -1,5 +1,5 @@
 """Grafana's dashboards: first an operator's overview, then the cache, the tiers below the arena,
-transfers and faults. Data only.
+pictures, transfers and faults. Data only.
 
 Metrics are named without their common prefix `tasuki_`.
 """
@@ -14,6 +14,7 @@ from .panel import (
     by_label,
     by_tier,
     gauge,
+    of_stage,
     of_tiers,
     rate,
     rates,
@@ -201,6 +202,57 @@ TIERS = Board(
     ),
 )
 
+_STAGES = ("decode", "resize", "tower", "wait")
+
+PICTURES = Board(
+    "pictures",
+    (
+        by_label(
+            "Pictures by what became of them",
+            "pictures_total",
+            "outcome",
+            "A second. Skipped: a hit covers it; kept: its rows were there. Encoded ones cost.",
+            stacked=True,
+        ),
+        Panel(
+            "Seconds of stages",
+            "s",
+            tuple(
+                Query(f"histogram_quantile(0.9, {of_stage(stage)})", f"{stage} p90")
+                for stage in _STAGES
+            ),
+            "Wait: from a prompt's first need of its rows until they exist.",
+        ),
+        Panel(
+            "Busy seconds of stages a second",
+            "short",
+            (Query(rate("picture_seconds_sum", "stage"), "{{stage}}"),),
+            "Of the tower: of the device. Of decode: of as many processes.",
+        ),
+        by_label(
+            "Budget of rows",
+            "picture_rows_bytes",
+            "use",
+            "No free and no kept bytes: prompts wait. See --picture-rows-mib.",
+            unit="bytes",
+            stacked=True,
+        ),
+        by_label(
+            "Picture files in memory",
+            "media_bytes",
+            "holder",
+            "See --session-pictures-mib and --response-store-mib.",
+            unit="bytes",
+            stacked=True,
+        ),
+        rates(
+            "Decoders lost",
+            "A second. Rising: somebody sends files that kill decoders.",
+            lost="picture_decoders_lost_total",
+        ),
+    ),
+)
+
 HANDOVER = Board(
     "hand-over",
     (
@@ -319,4 +371,4 @@ FAULTS = Board(
     ),
 )
 
-BOARDS = (OVERVIEW, CACHE, TIERS, HANDOVER, FAULTS)
+BOARDS = (OVERVIEW, CACHE, TIERS, PICTURES, HANDOVER, FAULTS)

@@ -87,6 +87,12 @@ def of_tiers(metric: str, by: str = "", where: str = "") -> str:
     return f"sum by ({kept}) ({chosen})"
 
 
+def of_stage(stage: str) -> str:
+    """Return the PromQL of the buckets of a stage's seconds of pictures."""
+    chosen = f'tasuki_picture_seconds_bucket{{stage="{stage}", {NODES}}}'
+    return f"sum by (le) (rate({chosen}[$rate]))"
+
+
 def by_tier(title: str, metric: str, by: str, text: str) -> Panel:
     """Return a panel with a curve for each tier and each value of the label `by`."""
     return Panel(title, "short", (Query(of_tiers(metric, by), f"{{{{tier}}}} {{{{{by}}}}}"),), text)

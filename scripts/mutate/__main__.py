@@ -2,7 +2,7 @@
 
 Tries a seeded sample of small wrong changes, each in a copy of the tree, against the tests next to
 the changed code. Continues from an interrupted run. Exit status 1 if a mutant survives, unless
-docs/mutants.md shows it to be equivalent.
+equivalents.toml shows it to be equivalent.
 """
 
 import math

@@ -48,7 +48,7 @@ class Status(Enum):
     """The tests did not end: the mutant counts as caught, but is slow."""
     SURVIVED = "survived"
     EQUIVALENT = "equivalent"
-    """The mutant survived, and docs/mutants.md explains why no test could notice it."""
+    """The mutant survived, and equivalents.toml explains why no test could notice it."""
     INVALID = "invalid"
     """The changed source does not compile, so it is not a mutant."""
 

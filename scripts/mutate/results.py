@@ -6,16 +6,15 @@ function's text at its trial. A survivor's verdict counts only for the tests at 
 
 import hashlib
 import json
-import re
 import threading
+import tomllib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from scripts.mutate.mutant import Status
 from scripts.mutate.targets import Aim
 
-_ROW = re.compile(r"^\| `(?P<key>[^`]+)` \| (?P<reason>.+) \|$", re.MULTILINE)
-_TITLE = "## Equivalent mutants"
+_EQUIVALENTS = Path("scripts/mutate/equivalents.toml")
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Results:
         self._path = path
         self._root = root
         self._lock = threading.Lock()
-        self._equivalents = equivalents(root / "docs" / "mutants.md")
+        self._equivalents = equivalents(root / _EQUIVALENTS)
         *whole, _torn = path.read_text().split("\n") if path.exists() else [""]
         rows = [Verdict(**json.loads(line)) for line in whole]
         self._verdicts = {verdict.key: verdict for verdict in rows}
@@ -88,9 +87,7 @@ def _line(verdict: Verdict) -> str:
     return f"{json.dumps(asdict(verdict))}\n"
 
 
-def equivalents(document: Path) -> dict[str, str]:
-    """Return the reasons for equivalent mutants, by key. document: Markdown file with table rows `|
-    `key` | reason |`."""
-    _, _, section = document.read_text().partition(_TITLE)
-    section = section.partition("\n## ")[0]
-    return {row["key"].replace("\\|", "|"): row["reason"] for row in _ROW.finditer(section)}
+def equivalents(file: Path) -> dict[str, str]:
+    """Return the reasons for equivalent mutants, by key. file: `equivalents.toml` or one of its
+    form."""
+    return tomllib.loads(file.read_text())

@@ -10,7 +10,7 @@ from typing import Any
 from tasuki.engine.messages import FinishReason
 from tasuki.server.http.errors import anthropic_error, error_body, error_status
 from tasuki.server.http.reply import BodyOf, TextEvent, named_event
-from tasuki.server.openai.token_details import hybrid_hit
+from tasuki.server.openai.token_details import hybrid_hit, picture_tokens
 from tasuki.server.text.json_reading import read_whole_arguments
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import (
@@ -207,17 +207,21 @@ class MessageWriter:
     def _whole_usage(self, end: ChatEnding) -> dict[str, Any]:
         """Return the `usage` of the whole answer. `input_tokens` counts only the computed prompt
         tokens, not the cached ones."""
-        hit = end.ending.usage.hit
+        usage = end.ending.usage
+        hit = usage.hit
         cached = 0 if hit is None else hit.usable_tokens
-        counted = {
+        counted: dict[str, Any] = {
             **self._usage_so_far(),
-            "input_tokens": end.ending.usage.prompt_tokens - cached,
+            "input_tokens": usage.prompt_tokens - cached,
             "cache_read_input_tokens": cached,
             "output_tokens": end.ending.completion_tokens,
             "output_tokens_details": {"thinking_tokens": end.reasoning_tokens},
         }
-        explained = self._head.with_hit and hit is not None
-        return {**counted, "hybrid": hybrid_hit(hit)} if explained and hit is not None else counted
+        if seen := picture_tokens([usage]):
+            counted["input_tokens_details"] = seen
+        if self._head.with_hit and hit is not None:
+            counted["hybrid"] = hybrid_hit(hit, usage.pictures)
+        return counted
 
 
 def _thinking() -> _Block:

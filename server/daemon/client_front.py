@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tasuki.dashboard.observed import PictureFiles
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.trials.client import GrammarTrials
@@ -123,6 +124,15 @@ class ClientFront:
     def chat_tokens(self) -> dict[str, int]:
         """Return the token counts of rendered conversations, by source."""
         return self._codec.chat_tokens()
+
+    def picture_files(self) -> PictureFiles:
+        """Return the counts of pictures: refused ones, and the bytes of kept files by holder."""
+        pictures = self._served.pictures
+        if pictures is None or not pictures.sees:
+            return PictureFiles()
+        sessions = sum(store.picture_bytes for store in self._sessions.values())
+        held = {"sessions": sessions, "responses": self._responses.picture_bytes}
+        return PictureFiles(pictures.refused, held)
 
     def services(self, client: EngineClient) -> tuple[Service, ...]:
         store = self._store(client)

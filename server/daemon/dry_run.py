@@ -15,6 +15,7 @@ from tasuki.model.weights.safetensors_folder import check_kernels
 from tasuki.model.weights.source import ShardedSource
 from tasuki.utils.options import Auto
 
+from .picture_plan import cpu_pictures
 from .serve_config import GPUS, DryRunConfig
 
 _CONTEXTS = (8_192, 50_000)
@@ -50,7 +51,9 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
         return planned(*gpu_bytes(config.gpu))
     # Without a GPU here, the question is: on which GPU would it fit?
     plans = [f"{name}\n{planned(*gpu_bytes(name))}" for name in GPUS]
-    return "\n\n".join(["no GPU is here: a plan of each that is known, one with --gpu", *plans])
+    seen = cpu_pictures(engine_config)
+    head = "no GPU is here: a plan of each that is known, one with --gpu"
+    return "\n\n".join([head, *plans, *filter(None, [seen])])
 
 
 def _check_folder(folder: Path) -> None:
@@ -90,6 +93,7 @@ def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
         ("GPU memory", _mib(plan.device)),
         ("weights", _mib(plan.weights)),
         ("rotary angles", _mib(plan.rotary)),
+        *_of_tower(plan),
         ("workspace of a prefill chunk", _mib(plan.workspace)),
         ("gathered keys and values", f"{_mib(plan.gathered)}  {plan.context_tokens} tokens"),
         (
@@ -121,6 +125,18 @@ def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
         else "the plan does not fit: the weights and workspace alone fill this GPU"
     )
     return "\n".join([*lines, verdict])
+
+
+def _of_tower(plan: MemoryPlan) -> list[tuple[str, str]]:
+    """Return the rows of a vision tower; none without one."""
+    tower = plan.tower
+    if not tower.weights:
+        return []
+    return [
+        ("vision tower", f"{_mib(tower.weights)}  none with --vision off"),
+        ("rows of pictures", f"{_mib(tower.rows)}  --picture-rows-mib"),
+        ("workspace of a picture", _mib(tower.workspace)),
+    ]
 
 
 def _how(given: int | Auto) -> str:

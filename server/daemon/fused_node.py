@@ -1,6 +1,7 @@
 """The life of a node with both prefill and decode: startup, main loop, drain."""
 
 import asyncio
+import logging
 import socket
 from functools import partial
 
@@ -26,6 +27,8 @@ from .running_engine import NearEngine, RunningEngine
 from .shutdown import StopRequest
 from .startup import announce_ready, spare_collections
 
+log = logging.getLogger(__name__)
+
 
 def run(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
@@ -43,6 +46,9 @@ async def serve(
     """Run the node's startup, main loop and drain, with the engine on a thread. build: loads the
     model. name: the node's name, shown on pages."""
     side = FusedSide(engine_config, build)
+    if side.pictures is not None:
+        server_config = server_config.seeing()
+        log.info("this node sees pictures: messages of up to %d MiB", server_config.max_message_mib)
     codec = node_codec(engine_config, server_config, side.model, side.grammars)
     engine = side.engine
     front = ClientFront(

@@ -18,7 +18,7 @@ from aiohttp import web
 from tasuki.dashboard.health import Standing
 from tasuki.dashboard.history.views import tree_view
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.observed import NodeReport, ObservedMessage
+from tasuki.dashboard.observed import NodeReport, ObservedMessage, PictureFiles
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine import messages as m
 from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials
@@ -76,6 +76,9 @@ class NodeFront(Protocol):
 
     def chat_tokens(self) -> Mapping[str, int]:
         """Return the token counts of rendered conversations, by source."""
+
+    def picture_files(self) -> PictureFiles:
+        """Return the server's counts of pictures: refused ones, and bytes held."""
 
     @property
     def grammars(self) -> GrammarTrials | None:
@@ -201,7 +204,8 @@ class Node:
         chat_tokens = self._front.chat_tokens()
         if self._workers is not None:
             chat_tokens = self._registry.chat_tokens(chat_tokens)
-        return node_report(stats, self._status(), chat_tokens, self._about)
+        files = self._front.picture_files()
+        return node_report(stats, self._status(), chat_tokens, self._about, files)
 
     def _failures(self) -> Mapping[str, int]:
         own = self.engine.calls.failures

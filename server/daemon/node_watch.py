@@ -30,7 +30,7 @@ from aiohttp.typedefs import Handler
 
 from tasuki.dashboard.health import AskStanding
 from tasuki.dashboard.metrics.exposition import CONTENT_TYPE, Exposition
-from tasuki.dashboard.observed import DiskRoom, FrontReport, NodeReport, NodeState
+from tasuki.dashboard.observed import DiskRoom, FrontReport, NodeReport, NodeState, PictureFiles
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import StatsReply
 from tasuki.server.errors import ServerError
@@ -234,9 +234,10 @@ def node_report(
     status: HandoverStatus,
     chat_tokens: Mapping[str, int],
     about: Mapping[str, str],
+    pictures: PictureFiles,
 ) -> NodeReport:
     """Return the node's report. stats: the engine's counters. status: the hand-over's status.
-    chat_tokens, about: fields of NodeReport."""
+    chat_tokens, about, pictures: fields of NodeReport."""
     return NodeReport(
         stats,
         _by_state(status.prefill_nodes),
@@ -245,6 +246,7 @@ def node_report(
         status.peers,
         chat_tokens,
         status.prefill_nodes,
+        pictures,
         about,
     )
 

@@ -26,8 +26,8 @@ from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import MAX_ALLOWED_TOKENS, MAX_BIASES, SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
-from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.errors import InvalidField, InvalidRequest, PictureUnseen, PromptTooLong
+from tasuki.server.pictures.node_pictures import Pictures
 from tasuki.server.pictures.part_reader import PictureReader, pictures_read
 from tasuki.server.request_checks import (
     MAX_CHOICES,
@@ -71,7 +71,7 @@ def read_prompt(
     request: pb.GenerateRequest,
     salt: bytes,
     codec: TextCodec,
-    pictures: NodePictures | None = None,
+    pictures: Pictures | None = None,
 ) -> RenderedPrompt:
     """Return the request's whole prompt as tokens, rendering messages, with its marks. salt: its
     cache salt in the engine. pictures: reads those of messages; None: they are refused. Raises
@@ -147,7 +147,7 @@ def _message(item: pb.Message, place: str, pictures: PictureReader | None) -> Ch
                 shown.text(part.text)
             case "picture":
                 if pictures is None:
-                    raise InvalidField(at, "is a picture: only text is served")
+                    raise PictureUnseen(at, "is a picture, and this node sees none: send text")
                 pictures.file(part.picture.file, part.picture.detail, at)
                 shown.picture()
             case _:

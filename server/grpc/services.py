@@ -21,7 +21,7 @@ from tasuki.server.auth.tenants import salt_of
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answering, EngineClient
 from tasuki.server.errors import CallContext, InvalidRequest, RoleFixed, UnknownNode
-from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.pictures.node_pictures import Pictures
 from tasuki.server.request_checks import checked_prediction, forks_of, read_request_id
 from tasuki.server.role_change import RoleChange
 from tasuki.server.sessions import SessionStore
@@ -56,7 +56,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         codec: TextCodec,
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
-        pictures: NodePictures | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         """Set up the service. keys: API keys of the callers. A call counts against its caller's
         limits. held: counts the bytes of memory held by calls; None: a new count. pictures: reads
@@ -261,17 +261,16 @@ def grpc_services(
     role_change: RoleChange | None = None,
     store: SessionStore | None = None,
     held: HeldBytes | None = None,
-    pictures: NodePictures | None = None,
+    pictures: Pictures | None = None,
 ) -> tuple[Service, ...]:
     """Return the services Inference, Session and CacheAdmin. handover, role_change: fields of
     AdminService. store: the sessions; None: a new store. held: counts the bytes of memory held by
-    calls; None: a new count. pictures: reads those of messages outside sessions; None: they are
-    refused."""
+    calls; None: a new count. pictures: reads those of messages; None: they are refused."""
     held = HeldBytes.for_messages(config.access.max_message_bytes) if held is None else held
     store = session_store(engine, config) if store is None else store
     keys = config.access.keys
     inference = InferenceService(engine, codec, keys, held, pictures)
-    session = SessionService(engine, codec, store, keys, held)
+    session = SessionService(engine, codec, store, keys, held, pictures)
     return (
         Service(
             "tasuki.v1.Inference",
@@ -292,6 +291,7 @@ def session_store(engine: EngineClient, config: ServerConfig) -> SessionStore:
         config.max_sessions,
         config.session_idle_seconds,
         config.key_sessions,
+        config.session_pictures_mib * 2**20,
     )
 
 

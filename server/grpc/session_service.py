@@ -21,6 +21,8 @@ from tasuki.server.auth.limits import HeldBytes, submit_bytes
 from tasuki.server.auth.tenants import salt_of
 from tasuki.server.engine_client import Answering, EngineClient
 from tasuki.server.errors import CallContext, InvalidRequest
+from tasuki.server.pictures.node_pictures import Pictures
+from tasuki.server.pictures.part_reader import pictures_read
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.sessions import HeldSessions, SessionInput, Sessions, SessionStore, Tail
 from tasuki.server.text.chat_renderer import ChatRenderer
@@ -53,13 +55,18 @@ def load_to_proto(load: LoadReply) -> pb.SessionLoadResponse:
 
 
 def read_session_input(
-    request: pb.SessionAppendRequest, tail: Tail, salt: bytes, codec: TextCodec
+    request: pb.SessionAppendRequest,
+    tail: Tail,
+    salt: bytes,
+    codec: TextCodec,
+    pictures: Pictures | None = None,
 ) -> SessionInput:
     """Return the tokens added by one Append request. tail: kind of the session log's end before it.
-    salt: salt of the session. Raises InvalidRequest, also for empty input, and PromptTooLong."""
+    salt: salt of the session. pictures: reads those of messages; None: they are refused. Raises
+    InvalidRequest, also for empty input, and PromptTooLong."""
     match request.WhichOneof("input"):
         case "messages":
-            return _messages(request.messages, tail, salt, ChatRenderer(codec))
+            return _messages(request.messages, tail, salt, codec, pictures)
         case "answer":
             # The log then equals the log after a turn generated here.
             tokens = read_token_ids("answer", request.answer.ids, codec)
@@ -74,15 +81,24 @@ def read_session_input(
 
 
 def _messages(
-    messages: pb.Messages, tail: Tail, salt: bytes, renderer: ChatRenderer
+    messages: pb.Messages,
+    tail: Tail,
+    salt: bytes,
+    codec: TextCodec,
+    pictures: Pictures | None,
 ) -> SessionInput:
-    read = read_messages(messages)
+    renderer = ChatRenderer(codec)
+    reader = None if pictures is None else pictures.reader()
+    read = read_messages(messages, reader)
     if tail is Tail.EMPTY:
         rendered = renderer.conversation(read, open_answer=False, salt=salt)
     else:
         rendered = renderer.continuation(read, salt=salt)
+    if pictures is not None:
+        rendered = pictures.placed(rendered, pictures_read(reader), salt, codec.max_tokens)
     closing = tuple(renderer.answer_closing().tolist()) if tail is Tail.ANSWER else ()
-    return SessionInput(Tail.MESSAGES, rendered.tokens, rendered.marks, closing)
+    added = rendered.tokens, rendered.marks, closing, rendered.pictures
+    return SessionInput(Tail.MESSAGES, *added)
 
 
 class TurnService(pb_grpc.SessionServicer):
@@ -96,11 +112,13 @@ class TurnService(pb_grpc.SessionServicer):
         sessions: Sessions,
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         """Set up the methods. keys: API keys of the callers. The caller owns the session, and a
         call counts against the caller's limits. held: counts the bytes of memory held by calls;
-        None: a new count."""
+        None: a new count. pictures: reads those of messages; None: they are refused."""
         self._keys = keys
+        self._pictures = pictures
         self._held = HeldBytes() if held is None else held
         self._engine = engine
         self._codec = codec
@@ -116,7 +134,9 @@ class TurnService(pb_grpc.SessionServicer):
         with self._held.hold(caller, request.ByteSize()) as hold:
             added = await self._codec.work.run(
                 request_context.line,
-                partial(read_session_input, request, end.tail, end.salt, self._codec),
+                partial(
+                    read_session_input, request, end.tail, end.salt, self._codec, self._pictures
+                ),
                 hold.size,
             )
         log = await self._sessions.append(caller, request.session_id, end.tail, added)
@@ -149,6 +169,7 @@ class TurnService(pb_grpc.SessionServicer):
                 priority=request.priority,
                 patience=patience_of(context),
                 targets=read_targets(request.targets).or_else(metadata_targets(context)),
+                pictures=prompt.pictures,
             )
             with self._held.hold(caller, request.ByteSize() + submit_bytes(submit)):
                 parts = self._engine.generate(submit, request_context)
@@ -172,8 +193,9 @@ class SessionService(TurnService):
         store: SessionStore,
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
-        super().__init__(engine, codec, HeldSessions(store, codec), keys, held)
+        super().__init__(engine, codec, HeldSessions(store, codec), keys, held, pictures)
         self._store = store
         self._engine_client = engine
 
@@ -222,6 +244,7 @@ class SessionService(TurnService):
                 session=prompt.label,
                 patience=patience_of(context),
                 purpose=Purpose.HAND_BACK,
+                pictures=prompt.pictures,
             )
             response = pb.SessionHandBackResponse()
             with self._engine.calls.one():

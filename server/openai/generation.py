@@ -19,13 +19,13 @@ from tasuki.engine.messages import Submit
 from tasuki.server.auth.limits import HeldBytes, Hold
 from tasuki.server.auth.tenants import salt_of
 from tasuki.server.engine_client import Answering
-from tasuki.server.errors import InvalidField
+from tasuki.server.errors import InvalidField, PictureUnseen
 from tasuki.server.http.access import http_caller, http_request_context
 from tasuki.server.http.bounded_reading import read_body
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.headers import add_header, http_request_id
 from tasuki.server.http.reply import AnswerWriter, Choice, StreamedReply, WholeReply
-from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.pictures.node_pictures import Pictures
 from tasuki.server.pictures.part_reader import PictureReader
 from tasuki.server.pictures.sent_picture import SentPicture
 from tasuki.server.request_checks import (
@@ -98,7 +98,7 @@ class ServedModel:
     whole_calls: bool = False
     held: HeldBytes = field(default_factory=HeldBytes, repr=False, compare=False)
     strict_fields: bool = False
-    pictures: NodePictures | None = None
+    pictures: Pictures | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -117,6 +117,11 @@ class ServedModel:
             404, "model_not_found", f"model {asked!r:.200} is not served here: use {self.name!r}"
         )
 
+    @property
+    def sees(self) -> bool:
+        """Return True if requests may have pictures."""
+        return self.pictures is not None and self.pictures.sees
+
     def picture_reader(self, before: Sequence[SentPicture] = ()) -> PictureReader | None:
         """Return the reader of one request's pictures; None to refuse them. before: those of the
         conversation's stored part."""
@@ -130,7 +135,7 @@ class ServedModel:
         if not sent:
             return rendered
         if self.pictures is None:
-            raise InvalidField(sent[0].place, "is a picture, and this node sees none")
+            raise PictureUnseen(sent[0].place, "is a picture, and this node sees none: send text")
         return self.pictures.placed(rendered, sent, salt, self.codec.max_tokens)
 
     def parser(

@@ -23,7 +23,8 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.http.reply import send_json
-from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.pictures.blind_pictures import BlindPictures
+from tasuki.server.pictures.node_pictures import Pictures
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.rendering.chat_template import GENERAL_CLASS, SPECIAL_NAMES
 from tasuki.server.text.stop_strings import StopPlace
@@ -59,7 +60,7 @@ class ModelHandlers:
         return web.json_response(self._card(self._model.named(request.match_info["name"])))
 
     def _card(self, name: str) -> dict[str, Any]:
-        """Return a model card as JSON, with OpenAI's fields, vLLM's fields, and three fields for
+        """Return a model card as JSON: OpenAI's fields, vLLM's, the abilities, and three for
         Anthropic's clients."""
         model = self._model
         return {
@@ -70,10 +71,20 @@ class ModelHandlers:
             "root": model.name,
             "parent": None,
             "max_model_len": model.max_tokens,
+            **_abilities(model),
             "type": "model",
             "display_name": name,
             "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
         }
+
+
+def _abilities(model: ServedModel) -> dict[str, Any]:
+    """Return the fields for what the model takes, as at OpenRouter and at Mistral."""
+    takes = ["text", "image"] if model.sees else ["text"]
+    return {
+        "architecture": {"input_modalities": takes, "output_modalities": ["text"]},
+        "capabilities": {"vision": model.sees},
+    }
 
 
 class TokenHandlers:
@@ -187,12 +198,14 @@ def served_model(
     config: ServerConfig,
     max_tokens: int,
     codec: TextCodec,
-    pictures: NodePictures | None = None,
+    pictures: Pictures | None = None,
 ) -> ServedModel:
     """Return the model served by the HTTP routes. folder: checkpoint folder; also the source of the
     name if the config has none. max_tokens: limit for prompt and answer together. pictures: reads
     those of chats; None: they are refused. Raises GenerationConfigError."""
     name, *aliases = config.model_names(Path(folder))
+    if pictures is None:
+        pictures = BlindPictures.of(name, Path(folder))
     return ServedModel(
         name=name,
         created=int(time.time()),
@@ -204,6 +217,6 @@ def served_model(
         aliases=tuple(aliases),
         whole_calls=config.whole_calls,
         strict_fields=config.strict_fields,
-        held=HeldBytes.for_messages(config.max_message_mib * 2**20),
+        held=HeldBytes.for_messages(config.message_bytes),
         pictures=pictures,
     )

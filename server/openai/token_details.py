@@ -21,6 +21,7 @@ One answer, one thread; functions are pure.
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -274,8 +275,9 @@ def usage(
     of the cache hit if the reply has only one prompt."""
     hits = [prompt.hit for prompt in prompts if prompt.hit is not None]
     details: dict[str, Any] = {"cached_tokens": sum(hit.usable_tokens for hit in hits)}
+    details |= picture_tokens(prompts)
     if with_hit and len(prompts) == len(hits) == 1:
-        details["hybrid"] = hybrid_hit(hits[0])
+        details["hybrid"] = hybrid_hit(hits[0], prompts[0].pictures)
     prompt = sum(prompt.prompt_tokens for prompt in prompts)
     shown: dict[str, Any] = {
         "prompt_tokens": prompt,
@@ -289,6 +291,17 @@ def usage(
     if completion_details:
         shown["completion_tokens_details"] = completion_details
     return shown
+
+
+def picture_tokens(prompts: Sequence[m.Usage]) -> dict[str, int]:
+    """Return the prompts' tokens of pictures by kind, under the names of vLLM and SGLang. They are
+    among the prompt's tokens. No fields for text alone."""
+    reports = [prompt.pictures for prompt in prompts if prompt.pictures is not None]
+    counts = {
+        "image_tokens": sum(report.image_tokens for report in reports),
+        "video_tokens": sum(report.video_tokens for report in reports),
+    }
+    return {name: tokens for name, tokens in counts.items() if tokens}
 
 
 def usage_so_far(prompt: int, completion: int) -> dict[str, int]:
@@ -321,10 +334,11 @@ def _drafted(answers: Sequence[m.Usage]) -> dict[str, Any]:
     return {"drafts": found} if found else {}
 
 
-def hybrid_hit(hit: m.HitBreakdown) -> dict[str, Any]:
+def hybrid_hit(hit: m.HitBreakdown, pictures: m.PicturesReport | None) -> dict[str, Any]:
     """Return the breakdown of a cache hit, in tokens. lost: tokens not usable from the cache,
     except new ones. reason: the most frequent cause of lost tokens. loaded: usable tokens loaded
-    from each tier below the arena; absent if none."""
+    from each tier below the arena; absent if none. pictures: those of the prompt; None: it has
+    none, and the breakdown has no fields of them."""
     causes = {cause: count for cause, count in hit.causes.items() if count}
     changed_at = hit.template_changed_at
     lost = {cause: count for cause, count in causes.items() if cause != "new"}
@@ -337,4 +351,16 @@ def hybrid_hit(hit: m.HitBreakdown) -> dict[str, Any]:
         "checkpoint_source": hit.checkpoint_source,
         **({} if changed_at is None else {"template_changed_at": changed_at}),
         **({"loaded": hit.loaded} if hit.loaded else {}),
+        **({} if pictures is None else _pictures_hit(pictures)),
+    }
+
+
+def _pictures_hit(report: m.PicturesReport) -> dict[str, Any]:
+    """Return the fields of a hit about pictures: their tokens, those among the usable ones, and the
+    number of pictures by outcome."""
+    outcomes = Counter(picture.outcome.value for picture in report.each)
+    return {
+        "image_tokens": report.image_tokens + report.video_tokens,
+        "image_tokens_usable": report.usable_tokens,
+        "pictures": dict(outcomes),
     }

@@ -50,7 +50,10 @@ _USAGE = _all(
         "prompt_tokens": COUNT,
         "completion_tokens": COUNT,
         "total_tokens": COUNT,
-        "prompt_tokens_details": object_of({"cached_tokens": COUNT}, ["cached_tokens"]),
+        "prompt_tokens_details": object_of(
+            {"cached_tokens": COUNT, "image_tokens": COUNT, "video_tokens": COUNT},
+            ["cached_tokens"],
+        ),
     }
 )
 _CALL = _all(
@@ -178,6 +181,10 @@ MODEL = _all(
         "root": STRING,
         "parent": NULL,
         "max_model_len": COUNT,
+        "architecture": _all(
+            {"input_modalities": nonnull_array(STRING), "output_modalities": nonnull_array(STRING)}
+        ),
+        "capabilities": _all({"vision": FLAG}),
         "type": _named("model"),
         "display_name": STRING,
         "created_at": STRING,

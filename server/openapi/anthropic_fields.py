@@ -27,6 +27,7 @@ from .common_fields import (
     or_null,
     text,
 )
+from .picture_fields import SOURCE_OF_MESSAGES
 
 MAX_USER_ID = 256
 """Largest length of `metadata.user_id` in characters, as in Anthropic's API."""
@@ -52,14 +53,17 @@ def _content(*blocks: Schema) -> Schema:
 
 _TEXT_BLOCK = _block("text", {"text": STRING, "citations": one_of(ABSENT)}, ["text"])
 _TEXTS = _content(_TEXT_BLOCK)
+_PICTURE = _block("image", {"source": SOURCE_OF_MESSAGES}, ["source"])
+_SHOWN = _content(_TEXT_BLOCK, _PICTURE)
 _RESULT = _block(
-    "tool_result", {"tool_use_id": STRING, "content": or_null(_TEXTS)}, ["tool_use_id"]
+    "tool_result", {"tool_use_id": STRING, "content": or_null(_SHOWN)}, ["tool_use_id"]
 )
 _THOUGHT = _block("thinking", {"thinking": STRING}, ["thinking"])
 _USE = _block("tool_use", {"name": STRING, "input": {"type": "object"}}, ["name", "input"])
 _MESSAGE: Schema = either(
     object_of(
-        {"role": one_of(["user"]), "content": _content(_TEXT_BLOCK, _RESULT)}, ["role", "content"]
+        {"role": one_of(["user"]), "content": _content(_TEXT_BLOCK, _PICTURE, _RESULT)},
+        ["role", "content"],
     ),
     object_of(
         {"role": one_of(["assistant"]), "content": _content(_TEXT_BLOCK, _THOUGHT, _USE)},

@@ -31,6 +31,7 @@ from .responses_fields import (
     CHANGED_CONVERSATION,
     COMPACTED,
     COUNTED_RESPONSE,
+    IMAGE_URLS,
     NEW_CONVERSATION,
     NEW_CONVERSATION_ITEMS,
     RESPONSE,
@@ -106,7 +107,7 @@ RESPONSE_OPERATIONS: Mapping[Surface, Operation] = {
         "List the items that a stored response answers",
         RESPONSES,
         in_json(answers.ITEMS),
-        query=_ITEMS_ASKED,
+        query={**_ITEMS_ASKED, "include": one_of([IMAGE_URLS])},
         finds=True,
     ),
     ("DELETE", "/v1/responses/{name}"): Operation(

@@ -27,6 +27,7 @@ from .common_fields import (
     one_of,
     or_null,
 )
+from .picture_fields import PICTURE_OF_CHATS
 
 _TEXT_PART: Schema = either(
     STRING,
@@ -36,6 +37,7 @@ _TEXT_PART: Schema = either(
     object_of({"type": one_of(["refusal"]), "refusal": STRING}, ["type", "refusal"]),
 )
 CONTENT: Schema = either(STRING, nonnull_array(_TEXT_PART))
+_SHOWN: Schema = either(STRING, nonnull_array(either(_TEXT_PART, PICTURE_OF_CHATS)))
 _NO_CALLS: Schema = array(most=0)
 _CALL: Schema = object_of(
     {
@@ -46,12 +48,11 @@ _CALL: Schema = object_of(
     ["function"],
 )
 _ASKED: Schema = object_of(
-    {
-        "role": one_of(["system", "developer", "user"]),
-        "content": CONTENT,
-        "tool_calls": _NO_CALLS,
-    },
+    {"role": one_of(["system", "developer"]), "content": CONTENT, "tool_calls": _NO_CALLS},
     ["role", "content"],
+)
+_SAID: Schema = object_of(
+    {"role": one_of(["user"]), "content": _SHOWN, "tool_calls": _NO_CALLS}, ["role", "content"]
 )
 _ANSWERED: Schema = object_of(
     {
@@ -64,9 +65,11 @@ _ANSWERED: Schema = object_of(
     ["role"],
 )
 _RETURNED: Schema = object_of(
-    {"role": one_of(["tool"]), "content": either(CONTENT, NULL), "tool_calls": _NO_CALLS}, ["role"]
+    {"role": one_of(["tool"]), "content": either(_SHOWN, NULL), "tool_calls": _NO_CALLS}, ["role"]
 )
-MESSAGES: Schema = nonnull_array(either(_ASKED, _ANSWERED, _RETURNED), least=1, most=MAX_MESSAGES)
+MESSAGES: Schema = nonnull_array(
+    either(_ASKED, _SAID, _ANSWERED, _RETURNED), least=1, most=MAX_MESSAGES
+)
 _FUNCTION: Schema = object_of({"name": STRING, "strict": FLAG}, ["name"])
 TOOLS: Schema = array(
     object_of({"type": one_of([None, "function"]), "function": _FUNCTION}, ["function"]),

@@ -41,6 +41,7 @@ from .common_fields import (
     unserved,
 )
 from .openai_fields import MODES, VARIABLES
+from .picture_fields import PICTURE_OF_RESPONSES
 
 MAX_NAMESPACE = 256
 """Largest length of a tool namespace's name in characters."""
@@ -51,10 +52,9 @@ _PART: Schema = either(
     object_of({"type": one_of(["refusal"]), "refusal": STRING}, ["type", "refusal"]),
 )
 _TEXT: Schema = either(STRING, nonnull_array(_PART))
-_SAID: Fields = {
-    "role": one_of(["user", "assistant", "system", "developer"]),
-    "content": _TEXT,
-}
+_SHOWN: Schema = either(STRING, nonnull_array(either(_PART, PICTURE_OF_RESPONSES)))
+_SAID: Fields = {"role": one_of(["assistant", "system", "developer"]), "content": _TEXT}
+_ASKED: Fields = {"role": one_of(["user"]), "content": _SHOWN}
 
 
 def _item(kind: str, fields: Fields, required: list[str]) -> Schema:
@@ -63,9 +63,10 @@ def _item(kind: str, fields: Fields, required: list[str]) -> Schema:
 
 _CALLED: Fields = {"name": STRING, "namespace": TEXT}
 _TEXTS: Schema = array(object_of({"text": STRING}, ["text"]))
-_OUTPUT: Schema = either(_TEXT, {"type": "object"})
+_OUTPUT: Schema = either(_SHOWN, {"type": "object"})
 _ITEM: Schema = either(
     object_of({"type": one_of([None, "message"]), **_SAID}, ["role", "content"]),
+    object_of({"type": one_of([None, "message"]), **_ASKED}, ["role", "content"]),
     _item("function_call", {**_CALLED, "arguments": STRING}, ["name", "arguments"]),
     _item("function_call_output", {"output": _OUTPUT}, ["output"]),
     _item("custom_tool_call", {**_CALLED, "input": STRING}, ["name", "input"]),
@@ -116,9 +117,10 @@ TOOL_CHOICE: Schema = either(
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
+IMAGE_URLS = "message.input_image.image_url"
 INCLUDED = (
     *(ENCRYPTED, LOGPROBS, "file_search_call.results", "web_search_call.results"),
-    *("web_search_call.action.sources", "message.input_image.image_url"),
+    *("web_search_call.action.sources", IMAGE_URLS),
     *("computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
 """Accepted values of `include`. All values except the first two name items contained in no reply of

@@ -4,14 +4,17 @@ NodePictures makes the engine's pictures of the clients'. No pixel is decoded he
 a file only if its rows are missing. Owns the cache of PictureSizes. Any thread.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from tasuki.engine.messages import FileCoding, PictureFile, PromptPicture
 from tasuki.model.vision.config import PictureTokens
 from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import PictureRun
 from tasuki.pycache.keys import PictureSource
+from tasuki.server.errors import ServerError
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 
 from .expansion import expanded
@@ -23,7 +26,25 @@ _KIND = "image"
 _ORIENTATION = "exif"
 
 
+class Pictures(Protocol):
+    """The pictures of a node's requests. sees: False if each one is refused. refused: number of
+    pictures refused so far by their content."""
+
+    @property
+    def sees(self) -> bool: ...
+    @property
+    def refused(self) -> int: ...
+    def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader: ...
+    def placed(
+        self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes, most: int
+    ) -> RenderedPrompt: ...
+
+
 class NodePictures:
+    """The Pictures of a node with a vision tower."""
+
+    sees = True
+
     def __init__(
         self, tokens: PictureTokens, rules: PixelRules, limits: PictureLimits | None = None
     ) -> None:
@@ -31,6 +52,8 @@ class NodePictures:
         of a request; None: the defaults."""
         self._tokens = tokens
         self._limits = PictureLimits() if limits is None else limits
+        self._lock = threading.Lock()
+        self.refused = 0
         self._sizes = PictureSizes(rules, self._limits)
 
     def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader:
@@ -45,7 +68,12 @@ class NodePictures:
         prompt. most: allowed number of tokens. Raises as PictureSizes.measured() and expanded()."""
         if not sent:
             return rendered
-        measured = self._sizes.measured(salt, sent)
+        try:
+            measured = self._sizes.measured(salt, sent)
+        except ServerError:
+            with self._lock:
+                self.refused += 1
+            raise
         found = expanded(rendered, measured, self._tokens, most)
         pairs = zip(measured, found.layout.runs, strict=True)
         return replace(found.rendered, pictures=tuple(self._picture(*pair) for pair in pairs))

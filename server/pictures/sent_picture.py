@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from tasuki.model.vision.picture_file import FORMATS, PictureBounds
+from tasuki.model.vision.processor import MOST_SHOWN_PIXELS
 from tasuki.server.errors import InvalidField
 
 from .encoded_bytes import Base64
@@ -54,7 +55,7 @@ class PictureLimits:
     each: PictureBounds = field(default_factory=PictureBounds)
     most_pictures: int = 64
     most_pixels: int = 256_000_000
-    shown_pixels: int = 4_000_000
+    shown_pixels: int = MOST_SHOWN_PIXELS
 
 
 @dataclass(frozen=True)

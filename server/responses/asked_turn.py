@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from tasuki.engine.messages import Submit, Tokens
+from tasuki.engine.messages import PromptPicture, Tokens
 from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
 from tasuki.server.http.access import http_request_context
 from tasuki.server.http.errors import HttpRefusal
@@ -157,10 +157,10 @@ class AskedTurn:
     named: Conversation | None
     sent: Sequence[SentPicture] = ()
 
-    def kept_pictures(self, prompt: Submit) -> TurnPictures:
-        """Return the pictures to store with the turn. prompt: of this turn."""
+    def kept_pictures(self, placed: tuple[PromptPicture, ...]) -> TurnPictures:
+        """Return the pictures to store with the turn. placed: those of its prompt."""
         # Copies, because the given ones may hold their decoded files too.
-        return TurnPictures(tuple(replace(one) for one in self.sent), prompt.pictures)
+        return TurnPictures(tuple(replace(one) for one in self.sent), placed)
 
     def prompt(self, model: ServedModel, *more: ChatMessage) -> RenderedPrompt:
         """Return the prompt for an answer to the conversation, with the messages `more` at its end.

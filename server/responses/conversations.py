@@ -37,6 +37,7 @@ from tasuki.server.openapi.responses_fields import (
     OF_NEW_CONVERSATION,
     OF_NEW_ITEMS,
 )
+from tasuki.server.pictures.part_reader import PictureReader
 from tasuki.server.text.chat_renderer import MAX_MESSAGES
 
 from .input_items import read_input
@@ -78,6 +79,11 @@ class Conversation:
         pairs = sum(map(sys.getsizeof, (*self.metadata, *self.metadata.values())))
         turn = 0 if self.turn is None else self.turn.size
         return _ENTRY_BYTES + items + pairs + turn
+
+    @property
+    def picture_bytes(self) -> int:
+        """Return the bytes of the turn's picture files."""
+        return 0 if self.turn is None else self.turn.pictures.size
 
     @property
     def uncovered(self) -> list[dict[str, Any]]:
@@ -142,12 +148,15 @@ class _Named(msgspec.Struct):
     id: str
 
 
-def checked_items(value: Any, stored: StoredItems) -> tuple[ConversationItem, ...]:
+def checked_items(
+    value: Any, stored: StoredItems, pictures: PictureReader | None
+) -> tuple[ConversationItem, ...]:
     """Return a client's list of items as items of a conversation, with new ids. stored: items of
-    stored responses, for references by id. Raises InvalidField, PromptTooLong."""
+    stored responses, for references by id. pictures: reads those of the items, which stay encoded
+    in them; None: refuse them. Raises InvalidField, PromptTooLong."""
     if not isinstance(value, list):
         raise InvalidField("items", "must be a list of items")
-    read_input(value, (), stored, "items")
+    read_input(value, (), stored, "items", pictures)
     return given_items(value, stored)
 
 
@@ -288,7 +297,8 @@ class ConversationHandlers:
         self._store = ConversationStore(store)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        read = partial(_read_new, StoredItems(self._responses, http_request_context(request)))
+        stored = StoredItems(self._responses, http_request_context(request))
+        read = partial(_read_new, stored, self._model.picture_reader())
         with self._model.hold(request) as hold:
             made = await self._model.read(request, hold, read)
             self._store.put(http_request_context(request), made)
@@ -311,7 +321,8 @@ class ConversationHandlers:
 
     async def add(self, request: web.Request) -> web.StreamResponse:
         self._found(request)
-        read = partial(_read_added, StoredItems(self._responses, http_request_context(request)))
+        stored = StoredItems(self._responses, http_request_context(request))
+        read = partial(_read_added, stored, self._model.picture_reader())
         with self._model.hold(request) as hold:
             items = await self._model.read(request, hold, read)
             changed = self._found(request).with_items(items)
@@ -344,29 +355,35 @@ class ConversationHandlers:
         return self._store.get(http_request_context(request), request.match_info["name"])
 
 
-def _read_new(stored: StoredItems, fields: RequestFields) -> Conversation:
+def _read_new(
+    stored: StoredItems, pictures: PictureReader | None, fields: RequestFields
+) -> Conversation:
     """Return a new conversation from the request's `items` and `metadata`. Raises InvalidField,
     PromptTooLong."""
     fields.refuse_unknown(OF_NEW_CONVERSATION)
-    items = () if fields.get("items") is None else _read_items(stored, fields)
+    items = () if fields.get("items") is None else _read_items(stored, pictures, fields)
     metadata = _metadata(fields)
     return Conversation(f"conv_{uuid4().hex}", int(time.time()), metadata, items)
 
 
-def _read_added(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
+def _read_added(
+    stored: StoredItems, pictures: PictureReader | None, fields: RequestFields
+) -> tuple[ConversationItem, ...]:
     """Return the items to add to a conversation, with new ids. Raises InvalidField,
     PromptTooLong."""
     fields.refuse_unknown(OF_NEW_ITEMS)
-    return _read_items(stored, fields)
+    return _read_items(stored, pictures, fields)
 
 
-def _read_items(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
+def _read_items(
+    stored: StoredItems, pictures: PictureReader | None, fields: RequestFields
+) -> tuple[ConversationItem, ...]:
     """Return the items of the request's field `items`, with new ids. Raises InvalidField,
     PromptTooLong."""
     given = fields.items("items")
     if len(given) > MOST_NEW_ITEMS:
         raise InvalidField("items", f"has {len(given)}: send at most {MOST_NEW_ITEMS} at once")
-    return checked_items(fields.get("items"), stored)
+    return checked_items(fields.get("items"), stored, pictures)
 
 
 def _read_metadata(fields: RequestFields) -> dict[str, str]:

@@ -1,24 +1,31 @@
 """GET /v1/responses/ID/input_items: pages of the input items of a stored response.
 
 The items are made from the messages of the stored conversation, earlier turns included. A message
-is one item even if the client sent it in parts. Tool calls get new ids. Pure functions; any thread.
+is one item even if the client sent its texts in parts. Tool calls get new ids. Pure functions; any
+thread.
 """
 
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tasuki.server.errors import InvalidField
+from tasuki.server.pictures.sent_picture import SentPicture
 from tasuki.server.text.chat_message import ChatMessage
 
+from .listed_pictures import input_parts, pictures_of
 from .stored_responses import StoredResponse, item_id
 
 Item = dict[str, Any]
 
+Value = TypeVar("Value")
+
+_CONTENT = {"message": "content", "function_call_output": "output"}
+"""Name of an item's field with pictures, by type."""
 _DEFAULT = 20
 _MOST = 100
 
@@ -46,27 +53,52 @@ class AskedPage:
         return AskedPage(int(limit), query.get("after"), order == "desc")
 
 
-def listed_items(response: StoredResponse, page: AskedPage) -> bytes:
-    """Return a page of the response's input items as JSON. Raises InvalidField for an unknown
-    `page.after`, and for a turn with pictures."""
-    if response.turn.pictures.sent:
-        raise InvalidField(
-            "input_items", "has pictures, which are not listed as yet: keep them with the client"
-        )
+def listed_items(response: StoredResponse, page: AskedPage, *, urls: bool) -> bytes:
+    """Return a page of the response's input items as JSON. urls: show the bytes of pictures. Raises
+    InvalidField for an unknown `page.after`."""
     # The last message is the answer.
     messages = response.turn.messages()[:-1]
-    items = _items(response.id, messages)
-    listed = [
-        (item["id"], json.dumps(item, ensure_ascii=False).encode(errors="replace"))
-        for item in items
+    shown = pictures_of(messages, response.turn.pictures.sent)
+    # Without bytes: only those of the page are encoded.
+    items = [
+        _Listed(item, messages[place], shown[place])
+        for place, item in _items(response.id, messages)
     ]
-    return page_of(response.id, listed, page)
+    found, more = chosen(response.id, [(one.item["id"], one) for one in items], page)
+    return page_body([(one.item["id"], one.body(urls=urls)) for one in found], has_more=more)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """An item without the content of its pictures. message: it was made from."""
+
+    item: Item
+    message: ChatMessage
+    pictures: tuple[SentPicture, ...]
+
+    def body(self, *, urls: bool) -> bytes:
+        """Return the item as JSON."""
+        item = self.item
+        if self.pictures and item["type"] in _CONTENT:
+            parts = [*input_parts(self.message, self.pictures, urls=urls)]
+            item = {**item, _CONTENT[item["type"]]: parts}
+        return json.dumps(item, ensure_ascii=False).encode(errors="replace")
 
 
 def page_of(owner: str, items: Sequence[tuple[str, bytes]], page: AskedPage) -> bytes:
-    """Return a page of a list of items as JSON. owner: id of the response or conversation with the
-    items, for errors. items: pairs of an id and a JSON body, oldest first. Raises InvalidField if
-    `page.after` is no item of the list."""
+    """Return a page of a list of items as JSON. items: pairs of an id and a JSON body. The other
+    arguments are those of chosen()."""
+    pairs = [(name, (name, body)) for name, body in items]
+    found, more = chosen(owner, pairs, page)
+    return page_body(found, has_more=more)
+
+
+def chosen(
+    owner: str, items: Sequence[tuple[str, Value]], page: AskedPage
+) -> tuple[Sequence[Value], bool]:
+    """Return the values of a page, and True if more follow. owner: id of the response or
+    conversation with the items, for errors. items: pairs of an id and a value, oldest first. Raises
+    InvalidField if `page.after` is no item of the list."""
     listed = items[::-1] if page.newest_first else items
     first = 0
     if page.after is not None:
@@ -75,20 +107,27 @@ def page_of(owner: str, items: Sequence[tuple[str, bytes]], page: AskedPage) -> 
             raise InvalidField("after", f"{page.after!r:.100} is no item of {owner}")
         first = places[page.after] + 1
     shown = listed[first : first + page.limit]
+    return [value for _, value in shown], first + len(shown) < len(listed)
+
+
+def page_body(shown: Sequence[tuple[str, bytes]], *, has_more: bool) -> bytes:
+    """Return the JSON of a page. shown: pairs of an id and a JSON body."""
     body = {
         "object": "list",
         "data": [msgspec.Raw(content) for _, content in shown],
         "first_id": shown[0][0] if shown else None,
         "last_id": shown[-1][0] if shown else None,
-        "has_more": first + len(shown) < len(listed),
+        "has_more": has_more,
     }
     return msgspec.json.encode(body)
 
 
-def _items(response_id: str, messages: Sequence[ChatMessage]) -> list[Item]:
+def _items(response_id: str, messages: Sequence[ChatMessage]) -> list[tuple[int, Item]]:
+    """Return the items of the messages, each with the index of its message. Pictures are missing in
+    them."""
     calls: deque[str] = deque()
-    items: list[Item] = []
-    for message in messages:
+    items: list[tuple[int, Item]] = []
+    for place, message in enumerate(messages):
         for kind, item in _of_message(message):
             if kind == "fc":
                 calls.append(f"{item_id('call', response_id, len(items))}_in")
@@ -96,7 +135,8 @@ def _items(response_id: str, messages: Sequence[ChatMessage]) -> list[Item]:
             elif kind == "fco":
                 # Templates match calls and outputs by their order alone.
                 item["call_id"] = calls.popleft() if calls else ""
-            items.append({"id": f"{item_id(kind, response_id, len(items))}_in", **item})
+            named = {"id": f"{item_id(kind, response_id, len(items))}_in", **item}
+            items.append((place, named))
     return items
 
 

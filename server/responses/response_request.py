@@ -138,7 +138,7 @@ def _read(
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
     keep = keeper(store, request, fields, turn.named)
     if keep is not None:
-        pictures = turn.kept_pictures(submit)
+        pictures = turn.kept_pictures(submit.pictures)
         record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest, pictures)
         writer.keep(record, keep)
         kept += record.kept_bytes

@@ -19,7 +19,7 @@ import msgspec
 from tasuki.engine.messages import FinishReason
 from tasuki.server.http.errors import error_body
 from tasuki.server.http.reply import named_event
-from tasuki.server.openai.token_details import hybrid_hit
+from tasuki.server.openai.token_details import hybrid_hit, picture_tokens
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import (
     AnswerItem,
@@ -347,8 +347,9 @@ def response_usage(end: ChatEnding, *, with_hit: bool) -> dict[str, Any]:
     usage = end.ending.usage
     hit = usage.hit
     details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}
+    details |= picture_tokens([usage])
     if with_hit and hit is not None:
-        details["hybrid"] = hybrid_hit(hit)
+        details["hybrid"] = hybrid_hit(hit, usage.pictures)
     completion = end.ending.completion_tokens
     return {
         "input_tokens": usage.prompt_tokens,

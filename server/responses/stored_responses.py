@@ -101,15 +101,21 @@ class StoredResponse:
         """Return the memory of the response in bytes."""
         return _ENTRY_BYTES + len(self.body) + self.turn.size
 
+    @property
+    def picture_bytes(self) -> int:
+        return self.turn.pictures.size
+
 
 class StoredValue(Protocol):
     """An immutable value of the store: a response or a conversation. size: its memory in bytes,
-    with its entry in the store."""
+    with its entry in the store. picture_bytes: those of its pictures."""
 
     @property
     def id(self) -> str: ...
     @property
     def size(self) -> int: ...
+    @property
+    def picture_bytes(self) -> int: ...
 
 
 class StoredValues(Protocol):
@@ -172,6 +178,7 @@ class ResponseStore:
         self._owners: dict[_Owner, _Owner] = {}
         """One object for each owner, shared by the entries of its responses, to save memory."""
         self._used = 0
+        self._pictures = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -179,6 +186,12 @@ class ResponseStore:
     @property
     def values(self) -> StoredValues:
         return self
+
+    @property
+    def picture_bytes(self) -> int:
+        """Return the bytes of picture files of all stored values. Those of several turns of a
+        conversation count for each."""
+        return self._pictures
 
     @property
     def used(self) -> int:
@@ -203,6 +216,7 @@ class ResponseStore:
             self._of.setdefault(owner, OrderedDict())[value.id] = size
             self._bytes[owner] = self._bytes.get(owner, 0) + size
             self._used += size
+            self._pictures += value.picture_bytes
             while self._bytes[owner] > most or 0 < self._per_key < len(self._of[owner]):
                 self._drop_oldest(owner)
             while self._used > self._capacity:
@@ -247,6 +261,7 @@ class ResponseStore:
         del self._of[held.owner][response_id]
         self._bytes[held.owner] -= held.size
         self._used -= held.size
+        self._pictures -= held.value.picture_bytes
         if not self._of[held.owner]:
             del self._of[held.owner], self._bytes[held.owner], self._owners[held.owner]
 

@@ -353,3 +353,8 @@ def test_an_export_of_nothing_has_the_right_mend(
     file = written(tmp_path / "r.gz", *events)
     with pytest.raises(RecordingError, match=fix):
         trace_export([file, str(tmp_path / "t.jsonl")])
+
+
+def test_a_recording_in_no_folder_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="cannot be written"):
+        RecordingWriter(tmp_path / "none" / "r.gz", {}).__enter__()

@@ -17,6 +17,8 @@ from huggingface_hub import errors
 
 from tasuki.cli import explain
 from tasuki.cli import main as cli
+from tasuki.cli.recording.record import RecordConfig
+from tasuki.cli.top import TopConfig
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.decode_node.config import DecodeConfig
@@ -352,3 +354,48 @@ def test_an_answer_s_id_is_explained(shown: str, capsys: pytest.CaptureFixture[s
         client.generate(Prompt(token_ids=[5, 6, 7]), request_id="r1").result()
         assert explain.main([shown, "--target", front.address]) == 0
     assert "request r1, ended" in capsys.readouterr().out
+
+
+# Addresses and URLs
+
+
+@pytest.mark.parametrize(
+    ("config", "flag", "value"),
+    [
+        (ServerConfig, "http-etcd", "foo"),
+        (ServerConfig, "http-etcd", "http://:2379"),
+        (ServerConfig, "otlp-endpoint", "foo:4317"),
+        (ServerConfig, "otlp-endpoint", "http://host:port"),
+        (ServerConfig, "allowed-origins", "foo bar"),
+        (ServerConfig, "allowed-origins", "https://a.example/path"),
+        (PrefillConfig, "etcd", "foo"),
+        (PrefillConfig, "etcd-prefix", ""),
+        (PrefillConfig, "advertise", "foo"),
+        (PrefillConfig, "handover-bind", "foo"),
+        (DecodeConfig, "etcd", "127.0.0.1:2379"),
+        (TopConfig, "screens", "-1"),
+        (RecordConfig, "seconds", "-1"),
+        (RecordConfig, "seconds", "nan"),
+    ],
+)
+def test_a_setting_of_another_form_is_refused_by_its_name(
+    config: type[Any], flag: str, value: str
+) -> None:
+    with pytest.raises(ValueError, match=flag.replace("-", "_")):
+        read_configs([f"--{flag}={value}"], config)
+
+
+@pytest.mark.parametrize("url", ["http://x", "s3://", "s3://user:secret@bucket", "s3://b?c"])
+def test_a_remote_cache_of_another_form_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(EngineConfigError, match="remote_cache is not s3://BUCKET") as refusal:
+        EngineConfig("m", remote_cache=url, remote_cache_gib=1.0, host_cache_gib=1.0)
+    assert "secret" not in str(refusal.value)
+
+
+def test_addresses_and_origins_of_the_usual_forms_are_taken() -> None:
+    ServerConfig(
+        http_etcd="https://[::1]:2379",
+        otlp_endpoint="http://collector:4317",
+        allowed_origins="*, https://chat.example, app://obsidian.md, http://localhost:3000/",
+    )
+    PrefillConfig(advertise="[::1]:50061", handover_bind="0.0.0.0:0", etcd="http://etcd:2379")

@@ -13,10 +13,12 @@ import yaml
 
 from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
-from tests.harness.daemons import Node, asked, random_prompt, resting_at
+from tests.harness.daemons import Node, asked, flags, random_prompt, resting_at
+from tests.harness.picture_answers import CASES, chat, messages_of
+from tests.harness.picture_answers import FOLDER as VISION
 from tests.harness.programs import output_of, program
 from tests.harness.prometheus_process import Prometheus, scraping
-from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
+from tests.harness.running_nodes import CHUNKS, HTTP, node_pair, running
 from tests.harness.waiting import until
 
 pytest.importorskip(
@@ -28,7 +30,15 @@ from scripts.grafana.render import render
 from scripts.grafana.tiles import TILES
 
 FOLDER = Path(__file__).parents[2] / "docs" / "grafana"
-QUERIES = [query.expr for board in BOARDS for panel in board.panels for query in panel.queries]
+HAS_TOWER = VISION.is_dir()
+"""Without the goldens no node here sees pictures."""
+QUERIES = [
+    query.expr
+    for board in BOARDS
+    if HAS_TOWER or board.name != "pictures"
+    for panel in board.panels
+    for query in panel.queries
+]
 
 
 def ask(node: Node, length: int, new_tokens: int = 4) -> AnswerStream:
@@ -49,11 +59,17 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         )
         prefill, decode = stack.enter_context(pair)
         targets = [decode.http_address, prefill.http_address]
+        seeing = flags(VISION, arena_mib=16)
+        if HAS_TOWER:
+            fused = stack.enter_context(running(Node("serve", *seeing, *HTTP)))
+            targets.append(fused.http_address)
         folder = tmp_path_factory.mktemp("prometheus")
         server = stack.enter_context(scraping(targets, folder))
-        until(lambda: len(server.query("tasuki_cache_integrity == 1")) == 2, "no scrape")
+        until(lambda: len(server.query("tasuki_cache_integrity == 1")) == len(targets), "no scrape")
         for length in (300, 90):
             ask(decode, length).result()
+        if HAS_TOWER:
+            assert chat(fused, messages_of(CASES["middle"])).status == 200
         with pytest.raises(ClientError):
             ask(decode, 90, new_tokens=10_000_000).result()
         left = ask(decode, 1500)
@@ -61,9 +77,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         left.cancel()
         decode.assert_at_rest()
         decode.client.flush()
-        running = ask(decode, 70, new_tokens=3000)
-        stack.callback(running.cancel)
-        next(iter(running))
+        unended = ask(decode, 70, new_tokens=3000)
+        stack.callback(unended.cancel)
+        next(iter(unended))
         yield server
 
 

@@ -34,7 +34,7 @@ from tasuki.engine.pictures.row_store import PictureNumber
 from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Decoding, Request
 from tasuki.engine.runner.cpu_runner import CpuRunner
-from tasuki.engine.runner.rows import SequenceStates
+from tasuki.engine.runner.rows import SequenceStates, own_turns
 from tasuki.engine.runner.rows import with_pictures as with_plan_pictures
 from tasuki.engine.scheduling.queues import RunningRequests
 from tasuki.engine.scheduling.scheduled_forward import ForwardPlanner, ScheduledForward
@@ -153,26 +153,73 @@ def test_pictures_outside_of_a_row_are_refused() -> None:
     slices = [SequenceSlice([1, 2, 3], 5, [0], 0, 1)]
     fitting = PictureRows(0, 1, PictureNumber(0), 2, 2)
     plan = ForwardPlan(0, pictures=(fitting,))
-    (found,) = with_plan_pictures(plan, slices, lambda number: rows)
+    (found,) = with_plan_pictures(plan, slices, lambda number: rows, [0])
     assert [(span.first, len(span.rows)) for span in found.pictures] == [(1, 2)]
     for changes in ({"first": 3}, {"token": 2}, {"token": -1}, {"first": -2}, {"count": 5}):
         broken = replace(plan, pictures=(replace(fitting, **changes),))
         with pytest.raises(PlanError, match="plan 0 puts rows"):
-            with_plan_pictures(broken, slices, lambda number: rows)
+            with_plan_pictures(broken, slices, lambda number: rows, [0])
     with pytest.raises(PlanError, match="this runner stores no rows"):
-        with_plan_pictures(plan, slices, None)
+        with_plan_pictures(plan, slices, None, [0])
     short = replace(plan, rope=(RowPositions(0, np.zeros((3, 3), dtype=np.int32)),))
     with pytest.raises(PlanError, match="for 3 tokens"):
-        with_plan_pictures(short, slices, lambda number: rows)
+        with_plan_pictures(short, slices, lambda number: rows, [0])
 
 
-def test_a_gpu_refuses_pictures() -> None:
+def test_rotary_positions_of_a_plan_are_within_its_tokens() -> None:
+    """An index into the table of angles that came over a wire is checked."""
+    first = SequenceSlice([1, 2, 3], 0, [0], 0, 1)
+    later = replace(first, start=5)
+
+    def given(item: SequenceSlice, *positions: int) -> list[SequenceSlice]:
+        axes = np.tile(np.array(positions, dtype=np.int32), (3, 1))
+        plan = ForwardPlan(0, rope=(RowPositions(4, axes),))
+        return with_plan_pictures(plan, [item], lambda number: torch.zeros(0), [4])
+
+    assert given(first, -1, 0, 1, 1)[0].rope_positions is not None
+    assert given(later, 0, 5, 6, 7)[0].rope_positions is not None
+    for item, positions in (
+        (first, (-1, 0, 1, 3)),
+        (first, (-1, -1, 1, 2)),
+        (first, (0, 0, 1, 2)),
+        (later, (-1, 5, 6, 7)),
+        (later, (4, 5, 6, 8)),
+        (later, (5, 5, 6, 7)),
+    ):
+        with pytest.raises(PlanError, match="rope positions"):
+            given(item, *positions)
+
+
+def test_pictures_of_rows_that_are_not_there_are_refused() -> None:
+    rows = torch.zeros(4, 8)
+    slices = [SequenceSlice([1, 2, 3], 5, [0], 0, 1)] * 2
+    for row in (0, 2, 7, -1):
+        plan = ForwardPlan(0, pictures=(PictureRows(row, 0, PictureNumber(0), 0, 1),))
+        with pytest.raises(PlanError, match="no prompt's"):
+            with_plan_pictures(plan, slices, lambda number: rows, [1, 3])
+    plan = ForwardPlan(0, pictures=(PictureRows(3, 1, PictureNumber(0), 0, 2),))
+    one, other = with_plan_pictures(plan, slices, lambda number: rows, [1, 3])
+    assert not one.pictures and other.pictures[0].first == 1
+    for row in (-1, 2):
+        with pytest.raises(PlanError, match="in row"):
+            own_turns(ForwardPlan(0, pictures=(replace(plan.pictures[0], row=row),)), 2)
+
+
+def test_a_delta_that_is_impossible_is_no_plan() -> None:
+    for delta, message in ((1, "rope delta of 1"), (-4, "a rotary position below 0")):
+        plan = prompt_plan([5, 6, 7])
+        broken = replace(plan, joined=(replace(joined(0), rope_delta=delta),))
+        with pytest.raises(PlanError, match=message):
+            SequenceStates(8).apply(broken)
+
+
+def test_a_gpu_without_a_tower_refuses_pictures() -> None:
     """Its operators would take them for text."""
     bind = pytest.importorskip("tasuki.model.backends.triton_backend").TritonBackend.bind
     for changes in ({"rope_delta": -3}, {"pictures": [RowSpan(0, torch.zeros(1, 32))]}):
         batch = Batch.pack([replace(SequenceSlice([1, 2], 5, [0], 0, 1), **changes)])
-        with pytest.raises(PicturesUnsupported, match="--device cpu"):
-            bind(None, batch)
+        with pytest.raises(PicturesUnsupported, match="--vision auto"):
+            bind(SimpleNamespace(_axes=None), batch)
 
 
 def test_sampling_that_no_row_could_hold_is_no_plan() -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from tasuki.cli import main as cli
 from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, arena_slabs, weights_of
+from tasuki.engine.assembly.towers import PROCESSOR_FILES, TowerMemory
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.model.config_json import ModelConfigError
@@ -21,6 +22,8 @@ from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
+from tasuki.model.vision.config import VisionConfig
+from tasuki.model.vision.weights import load_tower_weights
 from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.layers import ModelWeights, assemble, matrices, random_weights, tensors
 from tasuki.model.weights.safetensors_folder import Checkpoint
@@ -28,7 +31,7 @@ from tasuki.model.weights.shard import Shard
 from tasuki.model.weights.source import RandomSource, ShardedSource
 from tasuki.server.daemon.serve_config import GPUS
 from tests.harness.engines import TINY, tiny_parts
-from tests.harness.goldens import QUANTISED, reference_dir
+from tests.harness.goldens import BESIDE, QUANTISED, reference_dir
 from tests.harness.model_shapes import MOE, dense_raw
 
 H200 = GPUS["h200"] * MIB
@@ -36,10 +39,10 @@ NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")
 
 
 def plan(
-    model: ModelConfig = NINE, device: int = H200, role: Role = Role.FUSED, **changes: object
+    shape: ModelConfig = NINE, device: int = H200, role: Role = Role.FUSED, **changes: object
 ) -> MemoryPlan:
     config = EngineConfig(**({"arena_mib": 64 * 1024, "max_batch": 64} | changes))  # type: ignore[arg-type]
-    return MemoryPlan.of(model, config, device, role)
+    return MemoryPlan.of(shape, config, device, role)
 
 
 def allocated(weights: ModelWeights) -> int:
@@ -108,6 +111,51 @@ def test_everything_together_stays_within_the_gpu() -> None:
     assert full.fits
     assert not plan(MOST, device=80_000 * MIB).fits
     assert plan(published_or_folder("397b-a17b")).fitting_arena == 0
+
+
+def test_a_tower_is_counted_by_name_where_it_is_used() -> None:
+    seen, blind = plan(model="9b"), plan(model="9b", vision="off")
+    tower = seen.tower
+    assert tower.weights / 1e9 == pytest.approx(0.9, rel=0.05)
+    assert tower.rows == 512 * MIB
+    # 16 KiB a patch, and what does not grow with the picture.
+    assert tower.workspace > 4_000_000 // 256 * 16 * 1024
+    assert blind.tower == TowerMemory() and not blind.tower.total
+    assert seen.beside - blind.beside == tower.total
+    lost = blind.fitting_arena - seen.fitting_arena
+    assert abs(lost - tower.total * 0.98) <= 2 * seen.layout.slab_bytes
+    assert plan(model="9b", picture_rows_mib=1024).tower.rows == 1024 * MIB
+    for other in (
+        plan(model="9b", role=Role.PREFILL),
+        plan(model="9b", tensor_parallel=2),
+        plan(model=""),
+    ):
+        assert other.tower == TowerMemory()
+
+
+def test_the_dry_run_names_a_tower(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["serve", "--dry-run", "--gpu", "h200", "--model", "9b"]
+    names = ("vision tower", "rows of pictures", "workspace of a picture")
+    assert cli.main(flags) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+    assert cli.main([*flags, "--vision", "off"]) == 0
+    assert not any(name in capsys.readouterr().out for name in names)
+
+
+def test_a_folder_is_counted_by_its_own_tower(tmp_path: Path) -> None:
+    folder = BESIDE / "vision-dense"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    tower = TowerMemory.of(EngineConfig(model=str(folder), dtype="float32"), Role.FUSED)
+    config = VisionConfig.load(folder)
+    assert config is not None
+    assert tower.weights == load_tower_weights(folder, config, torch.float32).nbytes
+    for file in folder.iterdir():
+        if file.is_file() and file.name not in PROCESSOR_FILES:
+            (tmp_path / file.name).symlink_to(file)
+    blind = EngineConfig(model=str(tmp_path), dtype="float32")
+    assert TowerMemory.of(blind, Role.FUSED) == TowerMemory()
 
 
 def test_longer_chunks_and_more_requests_leave_less_for_the_arena() -> None:

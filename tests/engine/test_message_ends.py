@@ -224,8 +224,10 @@ def test_states_inside_a_picture_move_before_it() -> None:
         return [each.position for each in found]
 
     assert planned() == [192, 384]
-    # The prompt's end stays, with one more before the picture; the branch moves there.
-    assert planned((150, 240)) == [128, 384]
+    # The prompt's end moves behind the picture, with one more before it; the branch moves there.
+    assert planned((150, 240)) == [128, 391]
+    # Where nothing follows the picture, the prompt's end stays.
+    assert planned((150, 249)) == [128, 384]
     # A picture that begins right at a page's end has its opening token before it.
     assert planned((192, 100)) == [128, 384]
     assert planned((193, 100)) == [192, 384]
@@ -233,7 +235,7 @@ def test_states_inside_a_picture_move_before_it() -> None:
     assert planned((93, 99)) == [192, 384]
     # Two pictures side by side are left together.
     assert planned((70, 60), (132, 100)) == [64, 384]
-    assert planned((10, 380), marks=(256, 320)) == [384]
+    assert planned((10, 380), marks=(256, 320)) == [391]
     assert planned((150, 100), marks=(256, 320)) == [128, 256, 320, 384]
 
 

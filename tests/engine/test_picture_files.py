@@ -64,10 +64,10 @@ def with_levels(content: bytes) -> Prompt:
         assert not isinstance(placed, m.RequestError) and placed is not None
         reading = files.begin("", placed.pictures[0])
         assert reading is not None
-        levels = reading.result(HANG_SECONDS)
+        levels = reading.result(HANG_SECONDS).levels
     finally:
         files.close()
-    made.pictures = [replace(one, levels=levels, file=None) for one in made.pictures]
+    made.pictures = [replace(one, levels=levels.numpy(), file=None) for one in made.pictures]
     return made
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tasuki.engine.assembly.ranks import build_leader_parts
+from tasuki.engine.assembly.ranks import StartRanks, build_leader_parts
 from tasuki.engine.parallel.ranks import RankProcess
 from tasuki.utils.child_process import Job
 from tasuki.utils.system import die_with_parent
@@ -41,10 +41,11 @@ def _live(connection: Connection, job: Job) -> None:
 
 
 @contextmanager
-def rank_engine(model: Path, **changes: object) -> Iterator[Lone]:
-    """Yield an engine of several ranks driven by hand; its followers end with the block."""
+def rank_engine(model: Path, start: StartRanks = forked_ranks, **changes: object) -> Iterator[Lone]:
+    """Yield an engine of several ranks driven by hand; its followers end with the block. start:
+    starts their processes."""
     config = engine_config(model, **changes)
-    parts = build_leader_parts(config, start=forked_ranks)
+    parts = build_leader_parts(config, start=start)
     assert parts.ranks is not None
     try:
         yield Lone(config, parts=parts)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.backends.triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
 from tasuki.model.config import ModelConfig
 from tasuki.model.forward import DecodeBatch, one_rank
@@ -44,7 +45,9 @@ def small_config() -> ModelConfig:
 
 def model_on(device: torch.device, dtype: torch.dtype) -> Qwen35Model:
     config = small_config()
-    return Qwen35Model(config, assemble(config, RandomSource(3), dtype, device))
+    axes = torch.zeros(config.rotary_dim // 2, dtype=torch.int64)
+    weights = assemble(config, RandomSource(3), dtype, device)
+    return Qwen35Model(config, weights, TorchBackend(config, axes=axes))
 
 
 def filled_arena(config: ModelConfig, pages: list[list[int]]) -> Arena:
@@ -61,10 +64,14 @@ def filled_arena(config: ModelConfig, pages: list[list[int]]) -> Arena:
 
 # Products by streams of weights, read in a GPU's layout.
 OPERATORS = [TritonDecode, TritonRowDecode] if torch.cuda.is_available() else [TritonDecode]
+DELTAS = {"text": None, "behind-pictures": (0, -40, -7, -20, -100)}
 
 
 @pytest.mark.parametrize("operators", OPERATORS)
-def test_guesses_equal_the_cpu_path(operators: type[TritonDecode], device: torch.device) -> None:
+@pytest.mark.parametrize("deltas", DELTAS.values(), ids=DELTAS)
+def test_guesses_equal_the_cpu_path(
+    operators: type[TritonDecode], deltas: tuple[int, ...] | None, device: torch.device
+) -> None:
     torch.manual_seed(4)
     config, rows = small_config(), len(ROWS)
     layout = config.cache_layout("float32", "float32", "float32")
@@ -82,7 +89,10 @@ def test_guesses_equal_the_cpu_path(operators: type[TritonDecode], device: torch
         model_on(torch.device("cpu"), torch.float32),
         expected,
         [
-            DraftStart(int(tokens[row]), position, hidden[row], pages[row], 0, params[row], wanted)
+            DraftStart(
+                *(int(tokens[row]), position, hidden[row], pages[row], 0, params[row], wanted),
+                0 if deltas is None else deltas[row],
+            )
             for row, (position, wanted, _) in enumerate(
                 # A GPU makes no guesses past the end.
                 [(at, min(wanted, LIMIT - at), heat) for at, wanted, heat in ROWS]
@@ -113,6 +123,7 @@ def test_guesses_equal_the_cpu_path(operators: type[TritonDecode], device: torch
         read_slots=torch.zeros_like(left),
         write_slots=torch.zeros_like(left),
         rows=chain.rows,
+        rope_deltas=None if deltas is None else ints([*deltas, -5], device),
     )
     scratch = DecodeScratch(
         DecodeWorkspace.sized(config, rows + 1, device, 3),

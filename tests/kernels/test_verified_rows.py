@@ -35,11 +35,13 @@ def test_tokens_of_rows_stand_behind_each_other_and_padding_nowhere() -> None:
         decodes=nothing,
         verifies=~nothing,
         drafts_at_index=nothing,
+        rope_deltas=column(-2, 0),
     )
     each = token_rows(rows, 3)
     assert each.batch_indices.tolist() == [7, 7, 7, 3, 3, 3]
     assert each.starts.tolist() == [0, 1, 2, 90, 91, -1]
     assert each.stops.tolist() == [1, 2, 3, 91, 92, 0]
+    assert each.rope_deltas.tolist() == [-2, -2, -2, 0, 0, 0]
     assert token_rows(rows.take(np.array([1])), 2).starts.tolist() == [90, 91]
 
 

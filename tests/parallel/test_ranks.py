@@ -392,6 +392,9 @@ class Launching:
     def tiers(self, send: object) -> None:
         return
 
+    def pictures(self) -> None:
+        return
+
     def __init__(self) -> None:
         self.flights: list[Flight] = []
         self.silent = False

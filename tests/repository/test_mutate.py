@@ -104,7 +104,7 @@ def test_every_target_stands_for_mutants_and_for_tests_that_are_there() -> None:
 
 def test_every_mutant_that_is_called_equivalent_is_one() -> None:
     known = {aim.mutant.key for aim in every_aim()}
-    assert set(equivalents(ROOT / "docs" / "mutants.md")) <= known
+    assert set(equivalents(ROOT / "scripts/mutate/equivalents.toml")) <= known
 
 
 def test_a_sample_is_its_seeds_and_takes_the_areas_in_turn() -> None:

@@ -158,8 +158,8 @@ def test_a_picture_of_a_system_message_is_refused(node: Node) -> None:
 def test_a_node_that_sees_nothing_refuses_pictures(blind: tuple[str, str]) -> None:
     with running(Node("serve", *flags(FOLDER, arena_mib=16), *HTTP, *blind)) as node:
         reply = chat(node, asked("a.png"))
-        assert reply.refusal == (400, "invalid")
-        assert "messages[0].content[0] is of type image_url" in reply.error["message"]
+        assert reply.refusal == (400, "picture_unseen")
+        assert "messages[0].content[0] is a picture" in reply.error["message"]
         case = CASES["text"]
         words = chat(node, messages_of(case), len(case["greedy"]))
         assert ids_of(words) == case["greedy"]

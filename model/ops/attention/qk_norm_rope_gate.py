@@ -1,5 +1,5 @@
 """The step of attention from in_proj's result to queries and KV pages: norm, rotary embedding, and
-the write into pages. A variant writes keys and values only.
+the write into pages. One variant writes keys and values only, another has rotary positions apart.
 
 Queries and keys are normed and rotated, values stay unchanged. Keys and values go straight into
 their token's page. In pages of FP8 rows each is codes and its scale, rounded here and nowhere else.
@@ -30,6 +30,24 @@ _WARPS = 2
 
 
 @dataclass(frozen=True)
+class RopeDeltas:
+    """Rotary positions behind pictures. by_token [T] int32 on the device: a token's rotary position
+    minus its position, equal on all axes. A negative rotary position counts as 0."""
+
+    by_token: Tensor
+
+
+@dataclass(frozen=True)
+class RopeAxes:
+    """Rotary positions among pictures; int32 on the device. positions [3, T]: of each token, on the
+    axes frames, rows and columns; rows of unit stride. by_pair [rotary_dim / 2]: axis of each
+    rotary pair, 0 to 2. REQUIRES: each position is in the rotary table."""
+
+    positions: Tensor
+    by_pair: Tensor
+
+
+@dataclass(frozen=True)
 class TokenPlaces:
     """Positions and pages of a forward's T tokens, the same for every layer; all int32 on the
     device.
@@ -37,7 +55,8 @@ class TokenPlaces:
     positions: [T], position of each token. owners: [T], row of page_table for each token.
     page_table: [B, pages], page ids, rows of unit stride. rows: [1]; tokens from rows[0] on are
     padding and write nothing. gaps: earlier tokens may be padding too, with a position below 0.
-    Their queries are rotated as for position 0, and they write nothing into pages.
+    Their queries are rotated as for position 0, and they write nothing into pages. rope: rotary
+    positions; None: equal to `positions`, as in text.
     """
 
     positions: Tensor
@@ -45,6 +64,7 @@ class TokenPlaces:
     page_table: Tensor
     rows: Tensor
     gaps: bool = False
+    rope: RopeDeltas | RopeAxes | None = None
 
 
 def qk_norm_rope_gate(
@@ -93,6 +113,7 @@ def _launch(
     dim, half = config.head_dim, config.rotary_dim // 2
     # An FP8 head has dense codes, and its scales behind them.
     rows = (PAGE_TOKENS * dim, dim) if holds_fp8(kv) else kv.stride()[2:4]
+    turns, turns_stride, axes = _turns(places.rope)
     blocks = triton.cdiv(heads, _HEADS) + triton.cdiv(config.kv_heads, _HEADS)
     _qk_norm_rope_gate_kernel[(projected.shape[0], blocks)](
         projected,
@@ -101,6 +122,9 @@ def _launch(
         weights.k_norm,
         rotary,
         places.positions,
+        turns,
+        turns_stride,
+        axes,
         places.owners,
         places.page_table,
         places.page_table.stride(0),
@@ -126,6 +150,17 @@ def _launch(
     )
 
 
+def _turns(rope: RopeDeltas | RopeAxes | None) -> tuple[Tensor | None, int, Tensor | None]:
+    """Return the kernel's three arguments about rotary positions."""
+    match rope:
+        case None:
+            return None, 0, None
+        case RopeDeltas():
+            return rope.by_token, 0, None
+        case RopeAxes():
+            return rope.positions, rope.positions.stride(0), rope.by_pair
+
+
 def _block(heads: int) -> int:
     return min(int(triton.next_power_of_2(max(heads, 1))), _HEADS)
 
@@ -148,6 +183,8 @@ def _norm_and_rotate(
     PART: tl.constexpr,
 ):
     """Norm and rotate the heads `stored`, and write them as numbers or FP8 codes.
+
+    angles: address of the cos of the token's position, or [PART] addresses, one for each pair.
 
     stored: heads loaded from `source` [HEADS], where `inside` is true. They are written to `target`
     [HEADS] where `kept` is true, and as codes if `scales` [HEADS] for their rows are given. The
@@ -189,7 +226,25 @@ def _norm_and_rotate(
     tl.store(target[:, None] + HALF + column, partner, mask=stays)
 
 
-@triton.jit(do_not_specialize=["page_table_stride"])
+@triton.jit
+def _turned(
+    position, turns, turns_stride, axes, token, live, HALF: tl.constexpr, PART: tl.constexpr
+):
+    """Return the token's rotary position. With axes, return [PART]: each pair has the position on
+    its own axis."""
+    if turns is None:
+        turned = position
+    elif axes is None:
+        turned = tl.maximum(position + tl.load(turns + token), 0)
+    else:
+        column = tl.arange(0, PART)
+        axis = tl.load(axes + column, mask=column < HALF, other=0).to(tl.int64)
+        own = turns + axis * turns_stride + token
+        turned = tl.load(own, mask=live & (column < HALF), other=0).to(tl.int64)
+    return turned
+
+
+@triton.jit(do_not_specialize=["page_table_stride", "turns_stride"])
 def _qk_norm_rope_gate_kernel(
     projected,
     projected_stride,
@@ -197,6 +252,9 @@ def _qk_norm_rope_gate_kernel(
     k_norm,
     rotary,
     positions,
+    turns,
+    turns_stride,
+    axes,
     owners,
     page_table,
     page_table_stride,
@@ -229,8 +287,9 @@ def _qk_norm_rope_gate_kernel(
     if GAPS:
         stored = live & (position >= 0)
         position = tl.maximum(position, 0)
+    turned = _turned(position, turns, turns_stride, axes, token, live, HALF, PART)
     wait_for_inputs(DEPENDENT)
-    angles = rotary + position * (2 * HALF)
+    angles = rotary + turned * (2 * HALF)
     source = projected + token * projected_stride
     element = tl.arange(0, DIM)
     q_blocks: tl.constexpr = (QUERY_HEADS + Q_BLOCK - 1) // Q_BLOCK
@@ -300,14 +359,22 @@ def compile_specs() -> list[KernelSpec]:
     blocks = {"Q_BLOCK": 8, "KV_BLOCK": 4, "DIM": 256, "PART": 32}
     keys_alone = {"QUERY_HEADS": 0, "Q_BLOCK": 1}
 
-    def spec(name: str, constants: dict[str, int], kv: str = "*bf16") -> KernelSpec:
+    text, behind = {"turns": None, "axes": None}, {"axes": None}
+
+    def spec(
+        name: str,
+        constants: dict[str, int],
+        kv: str = "*bf16",
+        rope: dict[str, None] = text,
+    ) -> KernelSpec:
+        turns = " ".join({"turns", "axes"} - rope.keys())
         return KernelSpec.of(
             name,
             _qk_norm_rope_gate_kernel,
-            heads | blocks | {"DEPENDENT": True} | constants,
+            {**heads, **blocks, "DEPENDENT": True, **rope, **constants},
             _WARPS,
             fp32="q_norm k_norm rotary",
-            i32="positions owners page_table rows",
+            i32=f"positions owners page_table rows {turns}",
             kv=kv,
         )
 
@@ -318,4 +385,10 @@ def compile_specs() -> list[KernelSpec]:
         spec("qk_norm_rope_gate_fp8_rows", {"GAPS": False}, "*u8"),
         spec("qk_norm_rope_gate_gaps_fp8_rows", {"GAPS": True}, "*u8"),
         spec("k_norm_rope_fp8_rows", {"GAPS": False} | keys_alone, "*u8"),
+        spec("qk_norm_rope_gate_deltas", {"GAPS": False}, rope=behind),
+        spec("qk_norm_rope_gate_deltas_gaps", {"GAPS": True}, rope=behind),
+        spec("qk_norm_rope_gate_axes", {"GAPS": False}, rope={}),
+        spec("qk_norm_rope_gate_axes_fp8_rows", {"GAPS": False}, "*u8", rope={}),
+        spec("k_norm_rope_deltas", {"GAPS": False} | keys_alone, rope=behind),
+        spec("k_norm_rope_axes", {"GAPS": False} | keys_alone, rope={}),
     ]

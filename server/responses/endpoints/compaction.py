@@ -25,6 +25,8 @@ from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submi
 from tasuki.server.openai.request_fields import RequestFields, check_account_fields
 from tasuki.server.openai.sampling import AnswerOptions, read_options
 from tasuki.server.openapi.responses_fields import OF_COMPACT
+from tasuki.server.pictures.part_reader import pictures_read
+from tasuki.server.pictures.sent_picture import SentPicture
 from tasuki.server.responses.asked_turn import (
     PromptSettings,
     previous_response,
@@ -32,6 +34,7 @@ from tasuki.server.responses.asked_turn import (
     turn_prompt,
 )
 from tasuki.server.responses.input_items import SUMMARY_LEAD, compaction_item, read_input
+from tasuki.server.responses.listed_pictures import input_parts, pictures_of
 from tasuki.server.responses.response_writer import response_usage
 from tasuki.server.responses.stored_responses import Responses, StoredItems, StoredTurn, item_id
 from tasuki.server.responses.tools import read_response_tools
@@ -146,14 +149,11 @@ def read_compact_request(
     check_account_fields(fields)
     previous = previous_response(store, request, fields)
     before = None if previous is None else previous.turn
-    if before is not None and before.pictures.sent:
-        raise InvalidField(
-            "previous_response_id", "has pictures, which are not summarised as yet: send its texts"
-        )
     old = () if before is None else before.messages()
     given = fields.get("input")
     stored = StoredItems(store, http_request_context(request))
-    messages = read_input([] if given is None else given, old, stored)
+    reader = model.picture_reader(() if before is None else before.pictures.sent)
+    messages = read_input([] if given is None else given, old, stored, pictures=reader)
     if not messages:
         raise InvalidField("input", "is empty: send at least one item")
     tools = read_response_tools(fields)
@@ -162,24 +162,47 @@ def read_compact_request(
     )
     limit = min(_MOST_TOKENS, max(1, model.max_tokens // _SHARE))
     salt = prompt_salt(request, fields)
-    prompt = _prompt(model, asked, messages, before, len(old), salt, model.max_tokens - limit)
+    conversation = _Conversation(messages, tuple(pictures_read(reader)))
+    most = model.max_tokens - limit
+    prompt = _prompt(model, asked, conversation, before, len(old), salt, most)
     options = read_options(
         RequestFields({"temperature": 0, "max_tokens": limit}),
         *(model.codec, limit, model.sampling_defaults, 0),
     )
     submit = read_submit(request, fields, prompt, options, model)
     response_id = f"resp_{uuid4().hex}"
-    kept = _kept_items(response_id, messages, model.max_tokens)
+    costs = [picture.rows * picture.columns for picture in prompt.pictures]
+    kept = _kept_items(response_id, conversation, costs, model.max_tokens)
     parser = model.parser(prompt.thinking, tools.definitions, parallel_calls=True)
     writer = CompactionWriter(response_id, kept, parser)
     size = submit_bytes(submit) + value_bytes(tools.definitions) + value_bytes(kept)
     return AskedCompaction(submit, options, writer, size)
 
 
+@dataclass(frozen=True)
+class _Conversation:
+    """Messages to be summarised. sent: the pictures of all of them, in their order."""
+
+    messages: Sequence[ChatMessage]
+    sent: tuple[SentPicture, ...]
+
+    def newer_half(self) -> "_Conversation":
+        """Return the newer half of the messages, from its first user message on. Templates reject a
+        conversation beginning with another message. Return no messages if the half has none of the
+        user."""
+        middle = len(self.messages) // 2 + len(self.messages) % 2
+        later = self.messages[middle:]
+        questions = (place for place, message in enumerate(later) if message.role == "user")
+        first = next(questions, len(later))
+        left = later[first:]
+        shown = sum(len(message.pictures) for message in left)
+        return _Conversation(left, self.sent[len(self.sent) - shown :])
+
+
 def _prompt(
     model: ServedModel,
     asked: PromptSettings,
-    messages: Sequence[ChatMessage],
+    conversation: _Conversation,
     before: StoredTurn | None,
     old: int,
     salt: bytes,
@@ -196,7 +219,8 @@ def _prompt(
         before = replace(before, context=quiet.digest)
     while True:
         try:
-            prompt = turn_prompt(model, quiet, [*messages, _QUESTION], before, old, salt)
+            messages = [*conversation.messages, _QUESTION]
+            prompt = turn_prompt(model, quiet, messages, before, old, salt, conversation.sent)
             if len(prompt.tokens) <= most:
                 return prompt
             error = PromptTooLong(
@@ -204,38 +228,39 @@ def _prompt(
             )
         except PromptTooLong as too_long:
             error = too_long
-        messages, before, old = _newer_half(messages), None, 0
-        if not messages:
+        conversation, before, old = conversation.newer_half(), None, 0
+        if not conversation.messages:
             raise error
 
 
-def _newer_half(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-    """Return the newer half of the messages, from its first user message on. Templates reject a
-    conversation beginning with another message. Return no messages if the half has none of the
-    user."""
-    later = messages[len(messages) // 2 + len(messages) % 2 :]
-    questions = (place for place, message in enumerate(later) if message.role == "user")
-    first = next(questions, None)
-    return () if first is None else later[first:]
+_LETTERS_OF_TOKEN = 4
+"""Characters of text in a token, for the budget of kept messages."""
 
 
 def _kept_items(
-    response_id: str, messages: Sequence[ChatMessage], letters: int
+    response_id: str, conversation: _Conversation, costs: Sequence[int], letters: int
 ) -> list[dict[str, Any]]:
     """Return the items kept in a compacted conversation: the first system message, and the user's
-    newest messages. letters: largest number of characters of these user messages; it equals the
-    context's number of tokens, so they take about a quarter of the context. Earlier summaries are
-    left out, because the new summary contains them."""
-    kept: list[ChatMessage] = []
-    for message in reversed(messages):
+    newest messages with their pictures. costs: tokens of the last pictures, as far as they are
+    known. letters: largest number of characters of these user messages; it equals the context's
+    number of tokens, so they take about a quarter of the context. A picture counts its tokens as
+    text. Earlier summaries are left out, because the new summary contains them."""
+    messages, sent = conversation.messages, conversation.sent
+    shown = pictures_of(messages, sent)
+    known = [*costs]
+    kept: list[tuple[ChatMessage, Sequence[SentPicture]]] = []
+    for message, pictures in zip(reversed(messages), reversed(shown), strict=True):
+        if len(known) < len(pictures):
+            break
+        seen = sum(known.pop() for _ in pictures)
         if message.role != "user" or message.content.startswith(SUMMARY_LEAD):
             continue
-        letters -= len(message.content)
+        letters -= len(message.content) + _LETTERS_OF_TOKEN * seen
         if letters < 0:
             break
-        kept.append(message)
+        kept.append((message, pictures))
     if messages[0].role == "system":
-        kept.append(messages[0])
+        kept.append((messages[0], ()))
     kept.reverse()
     return [
         {
@@ -243,7 +268,7 @@ def _kept_items(
             "type": "message",
             "status": "completed",
             "role": "developer" if message.role == "system" else "user",
-            "content": [{"type": "input_text", "text": message.content}],
+            "content": [*input_parts(message, pictures, urls=True)],
         }
-        for place, message in enumerate(kept)
+        for place, (message, pictures) in enumerate(kept)
     ]

@@ -148,8 +148,6 @@ def read_warm_up(
     if fields.get("input") is None:
         fields = fields.changed(input=[])
     turn = read_turn(model, turns, request, fields, tools)
-    if turn.sent:
-        raise InvalidField("input", "has pictures, which are not computed ahead: send it as a turn")
     begun = _beginning(model, turn)
     options = read_response_options(model, fields, model.max_tokens)
     sampling = replace(options.sampling, max_new_tokens=0, min_tokens=0)
@@ -160,7 +158,8 @@ def read_warm_up(
     size = head.kept_bytes
     keep = keeper(turns, request, fields, turn.named)
     if keep is not None:
-        record = TurnRecord(begun.tokens, turn.messages, NO_CONTEXT)
+        pictures = turn.kept_pictures(begun.pictures)
+        record = TurnRecord(begun.tokens, turn.messages, NO_CONTEXT, pictures)
         writer.keep(record, keep)
         size += record.kept_bytes
     if not len(begun.tokens):
@@ -181,7 +180,9 @@ def _beginning(model: ServedModel, turn: AskedTurn) -> RenderedPrompt:
     differ = np.flatnonzero(first.tokens[:length] != second.tokens[:length])
     common = int(differ[0]) if len(differ) else length
     marks = tuple(mark for mark in first.marks if mark <= common)
-    return RenderedPrompt(first.tokens[: marks[-1] if marks else common], marks)
+    end = marks[-1] if marks else common
+    pictures = tuple(one for one in first.pictures if one.run.end <= end)
+    return RenderedPrompt(first.tokens[:end], marks, pictures=pictures)
 
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from tasuki.server.http.reply import EventStream, send_json
 from tasuki.server.openai.generation import ServedModel, answer_with
 from tasuki.server.responses.conversations import conversation_routes
 from tasuki.server.responses.listed_items import AskedPage, listed_items
+from tasuki.server.responses.listed_pictures import shows_urls
 from tasuki.server.responses.response_request import (
     AskedResponse,
     TooLongResponse,
@@ -190,9 +191,11 @@ class StoredHandlers:
         found = self._store.get(context, name)
         if found is None:
             raise _not_found(name)
-        size = len(found.turn.conversation)
+        urls = shows_urls(request.query)
+        size = len(found.turn.conversation) + (found.picture_bytes if urls else 0)
         with self._held.hold(http_caller(request), size) as hold:
-            body = await self._work.run(context.line, partial(listed_items, found, page), size)
+            listed = partial(listed_items, found, page, urls=urls)
+            body = await self._work.run(context.line, listed, size)
             hold.resize(len(body))
             return await send_json(request, body)
 

@@ -1,0 +1,1 @@
+"""The rows of `tasuki bench pictures`: drawn pictures, a checkpoint with a tower, chats, cases."""

@@ -1,0 +1,81 @@
+"""The vision tower of an engine: its use by role, its weights, its memory.
+
+Pure, except for build_tower().
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tasuki.engine.config import EngineConfig, Role
+from tasuki.engine.pictures.file_levels import DeviceBytes
+from tasuki.model.known_models import published_tower
+from tasuki.model.vision.config import VisionConfig
+from tasuki.model.vision.costs import TowerBytes
+from tasuki.model.vision.processor import MOST_SHOWN_PIXELS, PixelRules
+from tasuki.model.vision.tower import VisionTower
+from tasuki.model.vision.weights import has_tower, load_tower_weights
+
+log = logging.getLogger(__name__)
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+_MIB = 2**20
+
+
+def used_tower(config: EngineConfig, role: Role) -> VisionConfig | None:
+    """Return the shape of the checkpoint's tower; None: it has none, or is not to be used. Several
+    GPUs and the nodes of a pair use none, as yet. Raises ModelConfigError, WeightsError."""
+    folder = Path(config.model)
+    several_gpus = config.tensor_parallel > 1 and config.device.split(":")[0] != "cpu"
+    if config.vision == "off" or role is not Role.FUSED or several_gpus:
+        return None
+    if not folder.is_dir() or not config.model:
+        return published_tower(config.model)
+    vision = VisionConfig.load(folder) if (folder / "config.json").is_file() else None
+    if vision is None or not has_tower(folder):
+        return None
+    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        log.warning("%s has a vision tower but no processor's file: text only", folder)
+        return None
+    return vision
+
+
+def build_tower(config: EngineConfig, device: torch.device, role: Role) -> VisionTower | None:
+    """Load the tower of the checkpoint's pictures; None: see used_tower(). Raises ModelConfigError,
+    WeightsError, EngineConfigError."""
+    vision = used_tower(config, role)
+    if vision is None:
+        return None
+    folder, dtype = Path(config.model), getattr(torch, config.compute_dtype)
+    weights = load_tower_weights(folder, vision, dtype, device)
+    return VisionTower(vision, weights, PixelRules.load(folder, vision))
+
+
+@dataclass(frozen=True)
+class TowerMemory:
+    """A tower's memory on a GPU, in bytes. weights: exact. rows: budget of the pictures' rows.
+    workspace: activations of the largest picture, and pixels of those decoded ahead."""
+
+    weights: int = 0
+    rows: int = 0
+    workspace: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.rows + self.workspace
+
+    @staticmethod
+    def of(config: EngineConfig, role: Role) -> "TowerMemory":
+        """Count the tower of an engine's config; all is 0 without one. Raises ModelConfigError and
+        WeightsError."""
+        vision = used_tower(config, role)
+        if vision is None:
+            return TowerMemory()
+        dtype = getattr(torch, config.compute_dtype)
+        size = TowerBytes.of(vision, dtype)
+        patches = MOST_SHOWN_PIXELS // vision.patch**2
+        pixels = DeviceBytes.of(patches * vision.patch_values)
+        rows = config.picture_rows_mib * _MIB
+        return TowerMemory(size.weights, rows, size.encode(patches) + pixels.total)
