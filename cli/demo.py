@@ -41,6 +41,7 @@ from tasuki.utils.flags import parse_config
 from tasuki.utils.options import option
 from tasuki.utils.program import PACKAGE
 
+from .demo_picture import NO_PILLOW, can_decode, picture_of, show_picture
 from .launcher import disaggregated, fused
 
 Turn = Sequence[Mapping[str, str]]
@@ -313,11 +314,15 @@ def main(argv: Sequence[str]) -> int:
         write_line(_KNOWS_NOTHING)
     write_line("Starting a prefill daemon and a decode daemon, and beside them one process ...")
     drafter = "mtp" if has_draft_layer(model) else "off"
+    picture = picture_of(model)
+    if picture is not None and not can_decode():
+        write_line(NO_PILLOW)
+        picture = None
     given_up, rows_alone = threading.Event(), list[str]()
     fused_flags = [*flags, "--speculate", "off"]
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(
-            play, fused(fused_flags), config.answer_tokens, rows_alone.append, given_up
+            play, fused(fused_flags), config.answer_tokens, rows_alone.append, given_up, picture
         )
         try:
             pair_flags = [*flags, "--speculate", drafter]
@@ -341,10 +346,12 @@ def play(
     answer_tokens: int,
     write: Callable[[str], None],
     given_up: threading.Event,
+    picture: bytes | None = None,
 ) -> list[Answer]:
     """Run the whole session through these daemons, writing a table row at the end of each turn.
     Return the answers, one a turn. The session has the ten turns, then the last one again with
-    other endings. Raises CancelledError before a turn once `given_up` is set."""
+    other endings. picture: a file to ask about behind the session. Raises CancelledError before a
+    turn once `given_up` is set."""
     sampling: SamplingOptions = {**SAMPLING, "max_new_tokens": answer_tokens}
     answers = []
 
@@ -368,6 +375,8 @@ def play(
         for letter, fork, messages in zip("bcdefgh", forks, edits, strict=False):
             with fork:
                 ask(fork, f"{len(turns) + 1}{letter}", messages)
+        if picture is not None:
+            show_picture(client, picture, write)
     return answers
 
 

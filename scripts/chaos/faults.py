@@ -80,4 +80,4 @@ def disturbances(
 
 
 def tokens(rng: random.Random, length: int) -> tuple[int, ...]:
-    return tuple(rng.randrange(VOCABULARY) for _ in range(length))
+    return tuple(rng.randrange(256, VOCABULARY) for _ in range(length))

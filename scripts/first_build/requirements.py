@@ -1,4 +1,5 @@
-"""Prints the requirements of pyproject.toml, one a line: first to build with, then to run with.
+"""Prints the requirements of pyproject.toml, one a line: first to build with, then to run with,
+then those of pictures.
 
     .venv/bin/python -m scripts.first_build.requirements pyproject.toml
 
@@ -13,7 +14,9 @@ from pathlib import Path
 
 def requirements(path: Path) -> list[str]:
     found = tomllib.loads(path.read_text(encoding="utf-8"))
-    return [*found["build-system"]["requires"], *found["project"]["dependencies"]]
+    project = found["project"]
+    pictures = project["optional-dependencies"]["vision"]
+    return [*found["build-system"]["requires"], *project["dependencies"], *pictures]
 
 
 def main(arguments: Sequence[str]) -> int:

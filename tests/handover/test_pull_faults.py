@@ -45,7 +45,7 @@ def decode(prefill: Victim) -> Iterator[Victim]:
 
 def tokens_of(length: int, seed: int) -> list[int]:
     rng = random.Random(seed)
-    return [rng.randrange(2000) for _ in range(length)]
+    return [rng.randrange(256, 2000) for _ in range(length)]
 
 
 def turn(node: Node, log: list[int], salt: str, new_tokens: int = NEW_TOKENS) -> Answer:

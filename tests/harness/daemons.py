@@ -24,6 +24,7 @@ from tasuki.client.channel import bearing
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.model.named_checkpoints import embedded_model
+from tasuki.model.vision.config import placeholder_ids
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.transfer import failpoints
@@ -34,6 +35,7 @@ from tests.harness.waiting import HANG_SECONDS, until
 OWNERS = ("free", "working", "tree", "granted", "quarantined")
 HELD = ("working", "granted", "quarantined", "pinned")
 NEW_TOKENS = 40
+PLACEHOLDERS = placeholder_ids(embedded_model())
 COUNTED_CHUNKS = ("--layers-per-window", "1")
 """Flags of a prefill node for tests counting layer chunks. Without them the number of chunks
 depends on the link's rate."""
@@ -282,7 +284,9 @@ def questions(lengths: tuple[int, ...]) -> tuple[Question, ...]:
 
 def random_prompt(length: int, seed: int) -> tuple[int, ...]:
     rng = random.Random(length * 1000 + seed)
-    return tuple(rng.randrange(2000) for _ in range(length))
+    drawn = (rng.randrange(2000) for _ in range(length))
+    # The placeholders of pictures are refused as ids.
+    return tuple(token - 100 if token in PLACEHOLDERS else token for token in drawn)
 
 
 def asked(

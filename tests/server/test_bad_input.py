@@ -33,6 +33,11 @@ def change_config(folder: Path, **fields: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
+def drop_weights(folder: Path) -> None:
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+
+
 def drop_tensor(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights[next(name for name in sorted(weights) if "layers.3." in name)]
@@ -64,7 +69,7 @@ def corrupt(folder: Path) -> None:
         (truncate, ["model.safetensors", "truncated or corrupt", "fetch it again"]),
         (corrupt, ["model.safetensors", "truncated or corrupt", "fetch it again"]),
         (drop_tensor, ["layers.3.", "is missing"]),
-        (lambda f: (f / "model.safetensors").unlink(), ["*.safetensors"]),
+        (drop_weights, ["*.safetensors"]),
         (lambda f: (f / "tokenizer.json").write_text("{"), ["tokenizer.json"]),
     ],
 )

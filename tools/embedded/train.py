@@ -14,7 +14,7 @@ import math
 import platform
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from transformers import Qwen3_5ForCausalLM
 from tools.training import checkpoint
 from tools.training.checkpoint import text_config
 from tools.training.gated_delta import install
-from tools.training.schedule import parameter_groups, rate, record_text
+from tools.training.graphed_step import Inputs, TrainingStep
+from tools.training.schedule import rate, record_text
 
 from .conversation import ConversationMaker
 from .corpus import Corpus, load_corpus
@@ -72,91 +73,6 @@ def model_config(end_of_text: int) -> Any:
         max_position_embeddings=MAX_TOKENS,
         eos_token_id=end_of_text,
     )
-
-
-_WARM_UP_STEPS = 3
-
-
-class TrainingStep:
-    """One training step: forward, backward, clipping and AdamW on float32 weights, with bfloat16
-    matrix products.
-
-    With a GPU, a CUDA graph replays the step, because kernel launches limit a small model. Owns the
-    optimiser and its graphs, one for each batch shape. Single-threaded.
-    """
-
-    def __init__(self, model: nn.Module, weight_decay: float) -> None:
-        self._model = model
-        self._device = next(model.parameters()).device
-        self._graphed = self._device.type == "cuda"
-        self._rate = torch.zeros((), device=self._device)
-        self._optimiser = torch.optim.AdamW(
-            parameter_groups(model, weight_decay),
-            lr=self._rate if self._graphed else 0.0,
-            betas=(0.9, 0.95),
-            fused=self._graphed,
-            capturable=self._graphed,
-        )
-        # Graphs never run at once and keep nothing between replays, so they share their memory.
-        self._pool = torch.cuda.graph_pool_handle() if self._graphed else None
-        self._replays: dict[torch.Size, Callable[[Tensor], Tensor]] = {}
-
-    def __call__(self, tokens: Tensor, rate: float) -> Tensor:
-        """Train on tokens [B, T] at learning rate `rate`. Return the mean loss, a scalar on the
-        device."""
-        if not self._graphed:
-            for group in self._optimiser.param_groups:
-                group["lr"] = rate
-            return self._eager(tokens)
-        self._rate.fill_(rate)
-        if tokens.shape not in self._replays:
-            self._replays[tokens.shape] = self._capture(tokens)
-        return self._replays[tokens.shape](tokens)
-
-    def _eager(self, tokens: Tensor) -> Tensor:
-        self._optimiser.zero_grad(set_to_none=True)
-        with mixed_precision(self._device):
-            loss = next_token_loss(self._model, tokens)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0, foreach=True)
-        self._optimiser.step()
-        return loss.detach()
-
-    def _capture(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
-        """Capture one step as a CUDA graph. Its warm-up trains for real, so weights and moments are
-        restored afterwards."""
-        parameters = list(self._model.parameters())
-        weights = [parameter.detach().clone() for parameter in parameters]
-        moments = {
-            (parameter, name): tensor.clone()
-            for parameter, state in self._optimiser.state.items()
-            for name, tensor in state.items()
-        }
-        static = tokens.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP_STEPS):
-                self._eager(static)
-        torch.cuda.current_stream().wait_stream(side)
-        self._optimiser.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            loss = self._eager(static)
-        with torch.no_grad():
-            for parameter, weight in zip(parameters, weights, strict=True):
-                parameter.copy_(weight)
-            for parameter, state in self._optimiser.state.items():
-                for name, tensor in state.items():
-                    before = moments.get((parameter, name))
-                    tensor.zero_() if before is None else tensor.copy_(before)
-
-        def replay(tokens: Tensor) -> Tensor:
-            static.copy_(tokens)
-            graph.replay()
-            return loss.clone()
-
-        return replay
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -269,7 +185,14 @@ def _train(
 ) -> tuple[list[dict[str, float | None]], nn.Module]:
     """Train the model, perhaps ending early. Returns the loss curve and the weights with the best
     result on `validation`."""
-    step = TrainingStep(model, settings.weight_decay)
+
+    def of_batch(inputs: Inputs) -> Tensor:
+        (tokens,) = inputs
+        with mixed_precision(tokens.device):
+            return next_token_loss(model, tokens)
+
+    graphed = validation.device.type == "cuda"
+    step = TrainingStep(model, of_batch, settings.weight_decay, graphed=graphed)
     batches = _batches(data, settings)
     steps = settings.epochs * data.text_tokens // settings.batch_tokens
     curve: list[dict[str, float | None]] = []
@@ -296,7 +219,7 @@ def _train(
                 break
         if index < steps:
             now = rate(index, steps, settings.rate, settings.warm_up)
-            losses.append(step(next(batches).to(validation.device), now))
+            losses.append(step((next(batches).to(validation.device),), now))
     return curve, best
 
 
