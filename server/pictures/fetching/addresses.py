@@ -18,13 +18,14 @@ _MOST_HOST = 253
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_NAT64 = (
-    ipaddress.IPv6Network("64:ff9b::/96"),
-    ipaddress.IPv6Network("64:ff9b:1::/48"),
-)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """Translated addresses: the last 32 bits are of version 4."""
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
-_SITE_LOCAL = ipaddress.IPv6Network("fec0::/10")
+_LOCAL = (
+    ipaddress.IPv6Network("fec0::/10"),
+    ipaddress.IPv6Network("64:ff9b:1::/48"),
+)
+"""Local addresses that some versions of Python call global: of a site, and of a local NAT64."""
 
 
 class RefusedAddress(ValueError):
@@ -103,7 +104,7 @@ def is_global(address: IpAddress) -> bool:
         address.is_global
         and not address.is_multicast
         and not address.is_reserved
-        and address not in _SITE_LOCAL
+        and not any(address in network for network in _LOCAL)
     )
 
 
@@ -116,7 +117,7 @@ def _carried(address: ipaddress.IPv6Address) -> Sequence[ipaddress.IPv4Address]:
         return (address.sixtofour,)
     if address.teredo is not None:
         return address.teredo
-    if any(address in network for network in (*_NAT64, _COMPATIBLE)):
+    if any(address in network for network in (_NAT64, _COMPATIBLE)):
         return (ipaddress.IPv4Address(int(address) & 0xFFFFFFFF),)
     return ()
 
