@@ -220,7 +220,7 @@ def test_a_state_of_unknown_pictures_is_pulled_or_refused() -> None:
 def test_runs_survive_the_wire() -> None:
     one = handed(10)
     source = one.source(RULES.factor, RULES.constants)
-    file = m.PictureFile(b"1", m.FileCoding.PLAIN, 20, 30, "here")
+    file = m.PictureFile(m.Media(b"1"), m.FileCoding.PLAIN, 20, 30, "here")
     sent = m.PromptPicture(10, ROWS, COLUMNS, one.digest, file=file, source=source)
     assert runs_from_wire([*runs_to_wire([sent])]) == (one,)
 

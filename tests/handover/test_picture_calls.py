@@ -32,7 +32,7 @@ def picture(start: int, content: bytes, announced: bytes | None = None) -> m.Pro
     """Return a picture of 2 x 3 tokens. announced: bytes of the digest; None: the content's."""
     sha256 = hashlib.sha256(content if announced is None else announced).digest()
     source = PictureSource("image", "exif", (sha256,), 64, 96, "constants")
-    file = m.PictureFile(content, m.FileCoding.PLAIN, 60, 90, f"picture at {start}")
+    file = m.PictureFile(m.Media(content), m.FileCoding.PLAIN, 60, 90, f"picture at {start}")
     return m.PromptPicture(start, 2, 3, source.digest, file=file, source=source)
 
 
@@ -224,7 +224,7 @@ async def test_an_unreadable_file_is_not_sent() -> None:
         await pair.connected()
         one = picture(20, CONTENTS[0])
         assert one.file is not None
-        broken = replace(one.file, data=b"*", coding=m.FileCoding.BASE64)
+        broken = replace(one.file, data=m.Media(b"*"), coding=m.FileCoding.BASE64)
         await reserve(pair, 1, replace(one, file=broken))
         want(pair, 1, 0)
         assert "not readable" in (await lost(pair, 1)).reason

@@ -75,7 +75,7 @@ def file_pictures(model: str, case: str) -> tuple[m.PromptPicture, ...]:
             *(size.height, size.width, loaded.rules.constants),
         )
         coding, place = m.FileCoding.PLAIN, f"picture {name}"
-        file = m.PictureFile(content, coding, header.size.height, header.size.width, place)
+        file = m.PictureFile(m.Media(content), coding, header.size.height, header.size.width, place)
         where = run.start, run.rows, run.columns
         made.append(m.PromptPicture(*where, source.digest, file=file, source=source))
     return tuple(made)
