@@ -134,6 +134,7 @@ def _tests() -> list[Run]:
         tests("tiers", 1, 250, "memory and a disk below a GPU", "-n 2", "gpu_tiers", "gpu_copies"),
         tests("remote", 1, 120, "a remote store below a GPU", "", "gpu_remote"),
         tests("draws", 1, 90, "samplers, early steps", "-n 3", *draws),
+        tests("pictures", 1, 240, "pictures and towers", "-n 6", "gpu_pictures", "gpu_towers"),
         tests("peer_copy", 2, 120, "hand-over", "", "peer_copy"),
         tests("ranks", 2, 240, "nodes of two ranks", "-n 2", "gpu_ranks"),
     ]

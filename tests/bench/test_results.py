@@ -12,7 +12,7 @@ from tasuki.bench.measure.results import Document, RunFile, Section
 from tasuki.cli import main as cli
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-OWN_MAKERS = {"cache", "gateway", "fleet_replay", "mutation", "planner"}
+OWN_MAKERS = {"cache", "gateway", "fleet_replay", "mutation", "picture_states", "planner"}
 """Topics with pages not made by `tasuki bench page`, or without pages."""
 
 
