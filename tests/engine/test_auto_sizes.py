@@ -112,7 +112,8 @@ def test_the_dry_run_prints_what_auto_comes_to(capsys: pytest.CaptureFixture[str
     flags = ["serve", "--dry-run", "--model", "9b", "--gpu", "h100"]
     assert cli.main(flags) == 0
     shown = capsys.readouterr().out
-    config = EngineConfig()
+    # A published name has its tower in the plan too.
+    config = EngineConfig("9b")
     found = MemoryPlan.of(replace(NINE, draft_layers=1), config, H100, Role.FUSED)
     (arena,) = (line for line in shown.splitlines() if line.startswith("arena auto"))
     assert f"{found.arena / MIB:.0f} MiB  {found.slabs(found.arena)} slabs" in arena
