@@ -11,9 +11,8 @@ const COLUMNS = [
   ["caller", (row) => row.caller || "-", true],
   ["ended", (row) => (row.ended_at === null ? "-" : clock(row.ended_at))],
   ["how", (row) => endOf(row)],
-  ["prompt", (row) => count(prompt(row))],
+  ["prompt", (row) => count(prompt(row)) + picturesOf(row.usage?.pictures)],
   ["usable", (row) => (row.ended_at === null ? "-" : percent(hit(row)?.usable_tokens ?? 0, prompt(row)))],
-  ["pictures", (row) => picturesOf(row.usage?.pictures)],
   ["answer", (row) => (row.usage ? count(row.usage.completion_tokens) : "-")],
   ["queued", (row) => seconds(row.queued_seconds)],
   ["first token", (row) => seconds(row.usage?.time_to_first_token)],
@@ -86,10 +85,11 @@ function showRequest(list, row) {
   ]);
 }
 
-// The pictures of a prompt, counted by outcome.
+// The pictures of a prompt, counted by outcome; nothing without any.
 function picturesOf(report) {
   const outcomes = Object.entries(report?.outcomes ?? {});
-  return outcomes.map(([outcome, number]) => `${count(number)} ${outcome}`).join(", ") || "-";
+  const words = outcomes.map(([outcome, number]) => `${count(number)} ${outcome}`).join(", ");
+  return words && `, pictures: ${words}`;
 }
 
 // One picture: its outcome, its size, and the time of each stage it needed.

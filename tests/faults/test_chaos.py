@@ -26,7 +26,7 @@ from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import HANG_SECONDS
 
 REQUESTS = 1000
-PHASES = 13
+PHASES = 15
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from tasuki.engine.pictures.row_store import RowStore
 from tasuki.engine.pictures.tower_pace import DevicePace, EncodePart
 from tasuki.engine.scheduling.picture_encoder import PictureEncoder, _MissingPicture, _Waiting
 from tasuki.model.known_models import published_tower
-from tasuki.model.ops.attention.picture_attention import picture_attention
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops, TowerBytes
 from tasuki.model.vision.grid import PictureGrid
@@ -85,6 +84,9 @@ def test_time_of_a_picture(tower: VisionTower, grid: PictureGrid) -> None:
 
 def test_attention_beside_its_other_implementations() -> None:
     """Only printed: milliseconds a block of the tower's own kernel, and of torch's."""
+    # Where no GPU is, tests of kernels must be the first to import Triton.
+    from tasuki.model.ops.attention.picture_attention import picture_attention
+
     heads, dim = config_of_9b().heads, config_of_9b().head_dim
     for patches in (8160, 1024, 15624):
         qkv = torch.randn(patches, 3, heads, dim, dtype=torch.bfloat16, device="cuda")

@@ -60,14 +60,14 @@ def reserve(
     return m.PrefillReserve(transfer_request, prompt)
 
 
-def test_pictures_are_not_handed_over_as_yet(prefill: Lone, decode: Lone) -> None:
+def test_nodes_without_sight_refuse_pictures(prefill: Lone, decode: Lone) -> None:
     """A decode node refuses them, and a prefill node refuses keys without places."""
     made = Prompt().text([1, 2, 3]).picture("a", 2, 3).text([4])
     for name, purpose in (("r", m.Purpose.ANSWER), ("h", m.Purpose.HAND_BACK)):
         asked = submit(name, made.tokens, 4, pictures=tuple(made.pictures), purpose=purpose)
         decode.post(asked)
         error = decode.rejected(name)
-        assert error.kind is m.ErrorKind.INVALID and "ask a fused node" in error.message
+        assert error.kind is m.ErrorKind.INVALID and "this node sees none" in error.message
     prefill.post(reserve(asked.keys, 0))
     (refused,) = said(prefill, m.PrefillRefused)
     assert "prompt has pictures" in refused.error.message
