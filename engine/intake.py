@@ -23,7 +23,7 @@ take about 20 MB as JSON."""
 
 _BLIND = (
     "prompt has pictures, and this node sees none: serve a checkpoint with a vision tower, with "
-    "--device cpu and --vision auto"
+    "--vision auto"
 )
 
 

@@ -25,8 +25,7 @@ import numpy as np
 from tasuki.engine.messages import PromptPicture, Tokens
 from tasuki.server.auth.callers import Caller
 from tasuki.server.auth.tenants import TENANT_KEY
-from tasuki.server.pictures.session_pictures import SessionPictures
-from tasuki.server.pictures.turn_pictures import moved
+from tasuki.server.pictures.kept_pictures import SessionPictures, moved
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.utils.signatures import Clock

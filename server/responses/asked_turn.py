@@ -28,9 +28,9 @@ from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openapi.common_fields import MAX_ID
 from tasuki.server.openapi.responses_fields import PRESERVES
 from tasuki.server.pictures.clips import check_numbering
+from tasuki.server.pictures.kept_pictures import TurnPictures, moved
 from tasuki.server.pictures.part_reader import pictures_read
 from tasuki.server.pictures.sent_picture import SentPicture
-from tasuki.server.pictures.turn_pictures import TurnPictures, moved
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import EFFORT, ChatRenderer, effort_of_template
 from tasuki.server.text.rendering.chat_template import RenderedPrompt

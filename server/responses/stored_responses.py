@@ -36,7 +36,7 @@ import numpy as np
 
 from tasuki.engine.messages import Tokens
 from tasuki.server.auth.tenants import RequestContext
-from tasuki.server.pictures.turn_pictures import NO_PICTURES, TurnPictures
+from tasuki.server.pictures.kept_pictures import NO_PICTURES, TurnPictures
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.json_reading import read_arguments
 from tasuki.server.text.text_answer import (

@@ -56,7 +56,7 @@ class SeeingRequest:
         self.golden = PictureModel.load(name)
         config = self.golden.config
         submit = golden_submit(name, case)
-        shape = PictureShape(config.tokens, config.merge, config.patch_values, 10**6)
+        shape = PictureShape.of(config, self.golden.rules, 10**6)
         self.pictures: PlacedPictures | None = placed_pictures(submit, shape)
         self.prompt: list[int] = submit.prompt.tolist()
         self.request = Request(Workspace(drafting_model(name)), len(self.prompt) + 1)

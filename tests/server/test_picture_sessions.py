@@ -17,7 +17,7 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.pycache.keys import PictureDigest
 from tasuki.server.auth.callers import NOBODY
-from tasuki.server.pictures.session_pictures import SessionPictures
+from tasuki.server.pictures.kept_pictures import SessionPictures
 from tasuki.server.sessions import SESSIONS_OF_PICTURES, SessionStore
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import ask

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tasuki.engine.messages import FileCoding, Media, PictureFile, PromptPicture
 from tasuki.pycache.keys import PictureDigest
-from tasuki.server.pictures.session_pictures import SessionPictures
+from tasuki.server.pictures.kept_pictures import SessionPictures
 
 
 def file(size: int, place: str) -> PictureFile:

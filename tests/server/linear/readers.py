@@ -22,8 +22,8 @@ from tasuki.server.grpc.session_service import read_session_input
 from tasuki.server.http.reply import named_event
 from tasuki.server.openapi.responses_fields import IMAGE_URLS
 from tasuki.server.pictures.encoded_bytes import Base64
+from tasuki.server.pictures.kept_pictures import TurnPictures
 from tasuki.server.pictures.sent_picture import SentPicture
-from tasuki.server.pictures.turn_pictures import TurnPictures
 from tasuki.server.responses.conversations import output_items
 from tasuki.server.responses.endpoints.background import EventLog, is_of_background
 from tasuki.server.responses.listed_items import AskedPage, listed_items, page_of
