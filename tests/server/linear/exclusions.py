@@ -17,6 +17,7 @@ _METADATA = "reads metadata and headers, which gRPC and aiohttp bound to some Ki
 _SHORT = "reads fields of a bounded size: numbers, names of 256 characters"
 _OPERATOR = "an operator's own settings or a node's own names, no caller's text"
 _REFUSES = "refuses a picture before it reads any of it"
+_SWAPS = "exchanges a picture's bytes for others, and reads none of them"
 _CACHE = "reads the cache's own events and digests, no caller's text"
 
 _BY_REASON: Mapping[str, tuple[Place, ...]] = {
@@ -33,6 +34,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/pictures/blind_pictures.py:BlindReader*",
         "server/pictures/blind_pictures.py:_refuse",
     ),
+    _SWAPS: ("server/pictures/kept_pictures.py:_with_data",),
     _TAGS: (
         "server/text/grammars/tagged_text.py:_either_case",
         "server/text/grammars/tagged_text.py:_letter",
@@ -75,6 +77,8 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "model/grammar/compiled_grammar.py:_complaint",
     ),
     _ONCE: (
+        "server/pictures/node_pictures.py:NodePictures.of_folder",
+        "server/pictures/node_pictures.py:pictures_apart",
         "model/grammar/vocabulary.py:UnfinishedTokens.__init__",
         "model/grammar/vocabulary.py:UnfinishedTokens.of",
         "model/grammar/vocabulary.py:_lacking",
@@ -112,7 +116,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/responses/endpoints/response_socket.py:SocketReply.*",
     ),
     _CROSSES: (
-        "engine/apart/frame_protocol.py:FrameProtocol.*",
+        "engine/apart/frames.py:submit_frame",
         "server/grpc/server.py:Bridge.*",
         "server/grpc/server.py:_Crossing.*",
         "server/grpc/server.py:_bridged*",
