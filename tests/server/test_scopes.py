@@ -206,7 +206,15 @@ def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
         *(
             f"/tasuki.handover.v1.Handover/{name}"
-            for name in ("Connect", "Heartbeat", "Transfer", "Abort", "Usable", "TakeOver")
+            for name in (
+                "Connect",
+                "Heartbeat",
+                "Transfer",
+                "Pictures",
+                "Abort",
+                "Usable",
+                "TakeOver",
+            )
         ),
     }
     opened = {path for (_, path), needs in HTTP.items() if suffices(needs, None)}
