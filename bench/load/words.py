@@ -4,6 +4,7 @@ Token i is a space and four letters spelling i. Pure except for writing its file
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -35,6 +36,15 @@ class Words:
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
     """Write folder/tokenizer.json in Hugging Face layout, byte-level like a published tokenizer."""
+    tokens = {_SPACE + word(token): token for token in range(vocabulary)}
+    (folder / "tokenizer.json").write_text(json.dumps(byte_level_tokenizer(tokens)))
+
+
+def byte_level_tokenizer(
+    tokens: Mapping[str, int], added: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Return the content of a tokenizer.json. tokens: ids of the vocabulary. added: descriptions of
+    special tokens."""
     level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -50,18 +60,17 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
         "fuse_unk": False,
         "byte_fallback": False,
         "ignore_merges": True,
-        "vocab": {_SPACE + word(token): token for token in range(vocabulary)},
+        "vocab": tokens,
         "merges": [],
     }
-    whole: dict[str, Any] = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [],
+        "added_tokens": added,
         "normalizer": None,
         "pre_tokenizer": level,
         "post_processor": None,
         "decoder": level,
         "model": model,
     }
-    (folder / "tokenizer.json").write_text(json.dumps(whole))

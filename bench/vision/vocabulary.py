@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tasuki.bench.load.words import word
+from tasuki.bench.load.words import byte_level_tokenizer, word
 
 SPECIAL = (
     "<|endoftext|>",
@@ -90,43 +90,15 @@ def write_text_files(folder: Path, vocabulary: int) -> None:
 
 
 def _tokenizer(vocabulary: int) -> dict[str, Any]:
-    level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
     words = range(_BYTES, vocabulary - len(SPECIAL))
     known = {letter: token for token, letter in enumerate(sorted(ByteLevel.alphabet()))}
     known |= {_SPACE + word(token): token for token in words}
-    model: dict[str, Any] = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": True,
-        "vocab": known,
-        "merges": [],
-    }
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
         {"id": special_id(name, vocabulary), "content": name, **plain, "special": True}
         for name in SPECIAL
     ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": level,
-        "post_processor": None,
-        "decoder": level,
-        "model": model,
-    }
+    return byte_level_tokenizer(known, added)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

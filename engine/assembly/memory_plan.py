@@ -125,7 +125,7 @@ class MemoryPlan:
         layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
         weights = weights_of(model, config, quantization, share).total
-        tower = TowerMemory.of(config, role)
+        tower = TowerMemory.of(config)
         rest = device - weights - rotary - tower.total - _CONTEXT_BYTES
 
         def is_too_large(slabs: int) -> bool:

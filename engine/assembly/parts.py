@@ -195,7 +195,7 @@ def build_parts(
     dtype = getattr(torch, config.compute_dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
     sight = build_sight(config, role)
-    tower = build_tower(config, device, role)
+    tower = build_tower(config, device)
     contract = partial(_contract, config, model_config, weights, arena.layout, sight)
     disk = None if host is None else disk_memory(config, arena.layout, contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)

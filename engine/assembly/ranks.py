@@ -236,7 +236,7 @@ class RankInMemory:
             partial(ShardedSource, config=self.config, shard=self._shard),
         )
         self._weights = source.weights(config, self.config, self._shard, self._device, progress)
-        self._tower = build_tower(config, self._device, role) if config.model else None
+        self._tower = build_tower(config, self._device) if config.model else None
         self._sight = build_sight(config, role) if config.model else None
         # On a node with a hand-over, peers wait for the steps of its ranks.
         self._hands_over = role is not Role.FUSED

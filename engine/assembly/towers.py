@@ -25,7 +25,7 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _MIB = 2**20
 
 
-def used_tower(config: EngineConfig, role: Role) -> VisionConfig | None:
+def used_tower(config: EngineConfig) -> VisionConfig | None:
     """Return the shape of the checkpoint's tower; None: it has none, or is not to be used. Several
     GPUs use none, as yet. Raises ModelConfigError, WeightsError."""
     return None if config.vision == "off" else _seen(config)
@@ -55,10 +55,10 @@ def build_sight(config: EngineConfig, role: Role) -> Sight | None:
     return None if vision is None else Sight(vision, PixelRules.load(Path(config.model), vision))
 
 
-def build_tower(config: EngineConfig, device: torch.device, role: Role) -> VisionTower | None:
+def build_tower(config: EngineConfig, device: torch.device) -> VisionTower | None:
     """Load the tower of the checkpoint's pictures; None: see used_tower(). Raises ModelConfigError,
     WeightsError, EngineConfigError."""
-    vision = used_tower(config, role)
+    vision = used_tower(config)
     if vision is None:
         return None
     folder, dtype = Path(config.model), getattr(torch, config.compute_dtype)
@@ -80,10 +80,10 @@ class TowerMemory:
         return self.weights + self.rows + self.workspace
 
     @staticmethod
-    def of(config: EngineConfig, role: Role) -> "TowerMemory":
+    def of(config: EngineConfig) -> "TowerMemory":
         """Count the tower of an engine's config; all is 0 without one. Raises ModelConfigError and
         WeightsError."""
-        vision = used_tower(config, role)
+        vision = used_tower(config)
         if vision is None:
             return TowerMemory()
         dtype = getattr(torch, config.compute_dtype)

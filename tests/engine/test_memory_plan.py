@@ -148,7 +148,7 @@ def test_a_folder_is_counted_by_its_own_tower(tmp_path: Path) -> None:
     folder = BESIDE / "vision-dense"
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
-    tower = TowerMemory.of(EngineConfig(model=str(folder), dtype="float32"), Role.FUSED)
+    tower = TowerMemory.of(EngineConfig(model=str(folder), dtype="float32"))
     config = VisionConfig.load(folder)
     assert config is not None
     assert tower.weights == load_tower_weights(folder, config, torch.float32).nbytes
@@ -156,7 +156,7 @@ def test_a_folder_is_counted_by_its_own_tower(tmp_path: Path) -> None:
         if file.is_file() and file.name not in PROCESSOR_FILES:
             (tmp_path / file.name).symlink_to(file)
     blind = EngineConfig(model=str(tmp_path), dtype="float32")
-    assert TowerMemory.of(blind, Role.FUSED) == TowerMemory()
+    assert TowerMemory.of(blind) == TowerMemory()
 
 
 def test_longer_chunks_and_more_requests_leave_less_for_the_arena() -> None:
