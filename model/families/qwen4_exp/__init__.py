@@ -1,0 +1,2 @@
+"""Qwen4-Exp: Gated DeltaNet and sparse attention on several residual streams, with an n-gram
+table."""

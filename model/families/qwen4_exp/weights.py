@@ -1,0 +1,122 @@
+"""The weights of a Qwen4-Exp model, in the form that its layers use.
+
+Immutable after assembly, so free to share between threads.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MoeWeights, matrices
+from tasuki.model.weights.matrix import Matrix, named_kinds
+
+from .ngram_table import NgramTable
+
+
+@dataclass(frozen=True)
+class MixerWeights:
+    """Weights that contract the streams to one input. norm [count * hidden] fp32: 1 + w, of each
+    stream alone. down [rank, count * hidden], up [count * hidden, rank]: the mixing weights'
+    two products."""
+
+    norm: Tensor
+    down: Tensor
+    up: Tensor
+
+
+@dataclass(frozen=True)
+class ConnectionWeights:
+    """Weights of a hyper-connection. mixer: makes a block's input. inject [count, count * hidden]:
+    makes the factors of its output, one a stream."""
+
+    mixer: MixerWeights
+    inject: Tensor
+
+
+@dataclass(frozen=True)
+class IndexWeights:
+    """Weights of a sparse layer's index. query_key [(heads + 1) * dim, hidden]: rows of the index
+    queries, then of the key. q_norm, k_norm [dim] fp32: 1 + w."""
+
+    query_key: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+
+
+@dataclass(frozen=True)
+class SparseWeights:
+    """Weights of a sparse attention layer."""
+
+    attention: AttentionWeights
+    index: IndexWeights
+
+
+@dataclass(frozen=True)
+class TableWeights:
+    """Weights of an n-gram table and of what adds it to the streams.
+
+    key [count * hidden, width], value [hidden, width]: products with a token's rows. key_norm,
+    query_norm, conv_norm [count * hidden] fp32: 1 + w, of each stream alone. conv [count * hidden,
+    taps]: the dilated convolution.
+    """
+
+    table: NgramTable
+    key: Tensor
+    value: Tensor
+    key_norm: Tensor
+    query_norm: Tensor
+    conv_norm: Tensor
+    conv: Tensor
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Weights of a layer. table: added before the mixer; None: the layer has none."""
+
+    mixer_connection: ConnectionWeights
+    mixer: GdnWeights | SparseWeights
+    experts_connection: ConnectionWeights
+    experts: MoeWeights
+    table: TableWeights | None = None
+
+
+@dataclass(frozen=True)
+class DraftWeights:
+    """Weights of the draft layer. embedding_norm [hidden], hidden_norm [count * hidden] fp32: 1 +
+    w, each over all of its input. fc_embedding, fc_hidden: [hidden, hidden]. final: contracts the
+    streams for the head."""
+
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    fc_embedding: Tensor
+    fc_hidden: Tensor
+    layer: LayerWeights
+    final: MixerWeights
+
+    @property
+    def sparse(self) -> SparseWeights:
+        assert isinstance(self.layer.mixer, SparseWeights)
+        return self.layer.mixer
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """Weights of a model. embedding [vocab, hidden]. final: contracts the streams for the head.
+    head [vocab, hidden], or a rank's rows of it. draft: None if the config has no draft layer."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final: MixerWeights
+    head: Matrix
+    draft: DraftWeights | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of activations and of all unquantised weights."""
+        return self.embedding.dtype
+
+    @property
+    def formats(self) -> str:
+        """Return the names of all storage formats of the model's matrices, joined by `+`."""
+        return named_kinds(kind for matrix in matrices(self) for kind in matrix.kinds)
