@@ -9,24 +9,22 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import MoeShape
-from tasuki.model.weights.layers import GdnWeights, _Assembler, for_device
-from tasuki.model.weights.matrix import Matrix, WeightsError
-from tasuki.pycache.layout import LayerKind
-from tasuki.utils.logs import Progress, no_progress
-from tasuki.model.weights.source import TensorSource
-
-from .config import Qwen4ExpConfig, TableShape
-from .ngram_table import NgramTable, shard_lengths
-from .weights import (
-    ConnectionWeights,
+from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig, TableShape
+from tasuki.model.families.qwen4_exp.streams import ConnectionWeights, MixerWeights
+from tasuki.model.families.qwen4_exp.table.layer import TableWeights
+from tasuki.model.families.qwen4_exp.table.rows import NgramTable, shard_lengths
+from tasuki.model.families.qwen4_exp.weights import (
     DraftWeights,
     IndexWeights,
     LayerWeights,
-    MixerWeights,
     ModelWeights,
     SparseWeights,
-    TableWeights,
 )
+from tasuki.model.weights.layers import GdnWeights, _Assembler, for_device
+from tasuki.model.weights.matrix import Matrix, WeightsError
+from tasuki.model.weights.source import TensorSource
+from tasuki.pycache.layout import LayerKind
+from tasuki.utils.logs import Progress, no_progress
 
 
 class Assembler(_Assembler):

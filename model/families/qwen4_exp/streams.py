@@ -4,11 +4,31 @@ The streams of a token are one row [count * hidden], stream by stream. A block r
 all normed streams, and its output is added to each stream with a factor of its own.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .weights import ConnectionWeights, MixerWeights
+
+@dataclass(frozen=True)
+class MixerWeights:
+    """Weights that contract the streams to one input. norm [count * hidden] fp32: 1 + w, of each
+    stream alone. down [rank, count * hidden], up [count * hidden, rank]: the mixing weights'
+    two products."""
+
+    norm: Tensor
+    down: Tensor
+    up: Tensor
+
+
+@dataclass(frozen=True)
+class ConnectionWeights:
+    """Weights of a hyper-connection. mixer: makes a block's input. inject [count, count * hidden]:
+    makes the factors of its output, one a stream."""
+
+    mixer: MixerWeights
+    inject: Tensor
 
 
 def begin_streams(embedded: Tensor, count: int) -> Tensor:

@@ -8,30 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tasuki.model.families.qwen4_exp.streams import ConnectionWeights, MixerWeights
+from tasuki.model.families.qwen4_exp.table.layer import TableWeights
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MoeWeights, matrices
 from tasuki.model.weights.matrix import Matrix, named_kinds
-
-from .ngram_table import NgramTable
-
-
-@dataclass(frozen=True)
-class MixerWeights:
-    """Weights that contract the streams to one input. norm [count * hidden] fp32: 1 + w, of each
-    stream alone. down [rank, count * hidden], up [count * hidden, rank]: the mixing weights'
-    two products."""
-
-    norm: Tensor
-    down: Tensor
-    up: Tensor
-
-
-@dataclass(frozen=True)
-class ConnectionWeights:
-    """Weights of a hyper-connection. mixer: makes a block's input. inject [count, count * hidden]:
-    makes the factors of its output, one a stream."""
-
-    mixer: MixerWeights
-    inject: Tensor
 
 
 @dataclass(frozen=True)
@@ -50,24 +30,6 @@ class SparseWeights:
 
     attention: AttentionWeights
     index: IndexWeights
-
-
-@dataclass(frozen=True)
-class TableWeights:
-    """Weights of an n-gram table and of what adds it to the streams.
-
-    key [count * hidden, width], value [hidden, width]: products with a token's rows. key_norm,
-    query_norm, conv_norm [count * hidden] fp32: 1 + w, of each stream alone. conv [count * hidden,
-    taps]: the dilated convolution.
-    """
-
-    table: NgramTable
-    key: Tensor
-    value: Tensor
-    key_norm: Tensor
-    query_norm: Tensor
-    conv_norm: Tensor
-    conv: Tensor
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The rows of an n-gram table, in the memory of one host.
 
 A table has more rows than a model has other weights, and a token reads a few of them. So its shards
-stay where the checkpoint has them, or in memory shared by the ranks of a host. Rows may be FP8 codes
-with one scale; they are dequantised when read. Immutable: any thread may read.
+stay where the checkpoint has them: mapped files, with one copy in memory for all ranks of a host.
+Rows may be FP8 codes with one scale. They are dequantised when read. Immutable: any thread may
+read.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .config import TableShape
+from tasuki.model.families.qwen4_exp.config import TableShape
 
 
 @dataclass(frozen=True)

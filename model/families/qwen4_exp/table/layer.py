@@ -13,11 +13,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .config import Qwen4ExpConfig, TableShape
-from .ngram_hash import context_ids, row_ids
-from .streams import norm_each
-from .weights import TableWeights
-from .windows import WindowPlan
+from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig, TableShape
+from tasuki.model.families.qwen4_exp.streams import norm_each
+from tasuki.model.families.qwen4_exp.table.hash import context_ids, row_ids
+from tasuki.model.families.qwen4_exp.table.rows import NgramTable
+from tasuki.model.families.qwen4_exp.windows import WindowPlan
+
+
+@dataclass(frozen=True)
+class TableWeights:
+    """Weights of an n-gram table and of what adds it to the streams.
+
+    key [count * hidden, width], value [hidden, width]: products with a token's rows. key_norm,
+    query_norm, conv_norm [count * hidden] fp32: 1 + w, of each stream alone. conv [count * hidden,
+    taps]: the dilated convolution.
+    """
+
+    table: NgramTable
+    key: Tensor
+    value: Tensor
+    key_norm: Tensor
+    query_norm: Tensor
+    conv_norm: Tensor
+    conv: Tensor
 
 
 @dataclass(frozen=True)

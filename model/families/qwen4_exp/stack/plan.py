@@ -9,17 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
+from tasuki.model.families.qwen4_exp.sparse.plan import Extent, IndexPlan
+from tasuki.model.families.qwen4_exp.table.layer import TablePlan
+from tasuki.model.families.qwen4_exp.windows import WindowPlan
 from tasuki.model.forward import Batch, PicturesUnsupported
 from tasuki.model.ops.attention.rope import RotaryAngles
 from tasuki.model.ops.draft.reference import CarryPlan, plan_carry
 from tasuki.model.ops.gdn.reference import GdnPlan, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, plan_conv
 from tasuki.pycache.layout import PAGE_TOKENS
-
-from .config import Qwen4ExpConfig
-from .index_plan import Extent, IndexPlan
-from .table_layer import TablePlan
-from .windows import WindowPlan
 
 Views = Sequence[Mapping[str, Tensor]]
 """The parts of pages and slots of each layer, by layer and name. The draft layer comes last.

@@ -8,10 +8,9 @@ however many queries and blocks are scored together, on every rank.
 import torch
 from torch import Tensor
 
+from tasuki.model.families.qwen4_exp.sparse.plan import Extent, IndexPlan
 from tasuki.model.ops.attention.rope import apply_rotary
 from tasuki.model.ops.norm.reference import rms_norm
-
-from .index_plan import Extent, IndexPlan
 
 
 def write_index(extended: Tensor, norm: Tensor, eps: float, index: Tensor, plan: IndexPlan) -> None:

@@ -16,18 +16,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
+from tasuki.model.families.qwen4_exp.sparse.choice import write_index
+from tasuki.model.families.qwen4_exp.stack.mixers import (
+    SparseInputs,
+    experts,
+    sparse_mixer,
+    write_entries,
+)
+from tasuki.model.families.qwen4_exp.stack.plan import BoundForward
+from tasuki.model.families.qwen4_exp.streams import final_input, read_streams, write_streams
+from tasuki.model.families.qwen4_exp.weights import DraftWeights
 from tasuki.model.forward import Reduce
 from tasuki.model.ops.draft.reference import CarryPlan, carry_over, states_before
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.model.ops.row_room import RowRoom
-
-from .block_choice import write_index
-from .bound_forward import BoundForward
-from .config import Qwen4ExpConfig
-from .mixers import SparseInputs, experts, sparse_mixer, write_entries
-from .streams import final_input, read_streams, write_streams
-from .weights import DraftWeights
 
 
 @dataclass(frozen=True)

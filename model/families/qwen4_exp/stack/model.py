@@ -15,6 +15,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
+from tasuki.model.families.qwen4_exp.stack.draft_layer import DraftLayer, DraftRows
+from tasuki.model.families.qwen4_exp.stack.mixers import (
+    SparseInputs,
+    experts,
+    joined,
+    recurrent_mixer,
+    sparse_mixer,
+)
+from tasuki.model.families.qwen4_exp.stack.plan import BoundForward, StatePlan, Views
+from tasuki.model.families.qwen4_exp.streams import (
+    begin_streams,
+    final_input,
+    read_streams,
+    write_streams,
+)
+from tasuki.model.families.qwen4_exp.table.layer import add_table, gated_rows
+from tasuki.model.families.qwen4_exp.weights import LayerWeights, ModelWeights
 from tasuki.model.forward import Batch, Gather, LayerHooks, Reduce, one_rank
 from tasuki.model.ops.attention.rope import RotaryAngles
 from tasuki.model.ops.linear.reference import product
@@ -22,14 +40,6 @@ from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import GdnWeights
-
-from .bound_forward import BoundForward, StatePlan, Views
-from .config import Qwen4ExpConfig
-from .draft_layer import DraftLayer, DraftRows
-from .mixers import SparseInputs, experts, joined, recurrent_mixer, sparse_mixer
-from .streams import begin_streams, final_input, read_streams, write_streams
-from .table_layer import add_table, gated_rows
-from .weights import LayerWeights, ModelWeights
 
 
 class Qwen4ExpModel:

@@ -8,10 +8,15 @@ from typing import Any
 
 from tasuki.model.config import MoeShape
 from tasuki.model.config_json import ConfigFields, ModelConfigError, RopeSettings
+from tasuki.model.families.qwen4_exp.config import (
+    IndexShape,
+    OutputGate,
+    Qwen4ExpConfig,
+    StreamsShape,
+    TableShape,
+)
+from tasuki.model.families.qwen4_exp.table.hash import multipliers, primes_from
 from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
-
-from .config import IndexShape, OutputGate, Qwen4ExpConfig, StreamsShape, TableShape
-from .ngram_hash import multipliers, primes_from
 
 _MOST_TOKENS = 2**31
 _KINDS = {

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tasuki.model.families.qwen4_exp.windows import WindowPlan
 from tasuki.model.ops.attention.rope import RotaryAngles
 from tasuki.pycache.layout import PAGE_TOKENS
-
-from .windows import WindowPlan
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .config import TableShape
+from tasuki.model.families.qwen4_exp.config import TableShape
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15

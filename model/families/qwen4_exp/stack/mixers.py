@@ -8,6 +8,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import MoeShape
+from tasuki.model.families.qwen4_exp.config import OutputGate, Qwen4ExpConfig
+from tasuki.model.families.qwen4_exp.sparse.attention import sparse_attention
+from tasuki.model.families.qwen4_exp.sparse.choice import write_index
+from tasuki.model.families.qwen4_exp.sparse.plan import IndexPlan
+from tasuki.model.families.qwen4_exp.stack.plan import BoundForward, StatePlan
+from tasuki.model.families.qwen4_exp.weights import SparseWeights
 from tasuki.model.ops.attention.page_rows import write_rows
 from tasuki.model.ops.attention.rope import apply_rotary
 from tasuki.model.ops.gdn.reference import gated_delta_rule
@@ -17,13 +23,6 @@ from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import l2_norm, rms_norm
 from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MoeWeights
-
-from .block_choice import write_index
-from .bound_forward import BoundForward, StatePlan
-from .config import OutputGate, Qwen4ExpConfig
-from .index_plan import IndexPlan
-from .sparse_attention import sparse_attention
-from .weights import SparseWeights
 
 
 def recurrent_mixer(
