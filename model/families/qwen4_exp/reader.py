@@ -138,11 +138,11 @@ class Reader:
                     name, "is missing, which every sparse layer needs", "copy the published one"
                 )
         ratio, budget = text.size("indexer_compress_ratio"), text.size("indexer_budget")
-        if PAGE_TOKENS % ratio:
+        if PAGE_TOKENS % ratio or ratio < 2:
             raise text.error(
                 "indexer_compress_ratio",
-                f"is {ratio}, and blocks would cross pages of {PAGE_TOKENS} tokens",
-                f"use a divisor of {PAGE_TOKENS}",
+                f"is {ratio}, and blocks are parts of a page of {PAGE_TOKENS} tokens",
+                f"use a divisor of {PAGE_TOKENS} from 2 on",
             )
         if budget % ratio:
             raise text.error(
