@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tasuki.model.families.qwen4_exp.assembly import Assembler
@@ -14,6 +15,7 @@ from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
 from tasuki.model.families.qwen4_exp.reader import read_config
 from tasuki.model.families.qwen4_exp.stack.model import Qwen4ExpModel
 from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
+from tasuki.model.weights.matrix import WHOLE, Part
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import RandomSource
 from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
@@ -166,3 +168,39 @@ class OwnSequence:
         row = self.model.kept_row(self.views, self.slots[0])
         item = self.slice([token], write_slot=None)
         return self.model.draft_logits(row[None], Batch.pack([item]), self.views)[0][0]
+
+
+class _Recorder(RandomSource):
+    """Random tensors that are kept by name."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.tensors: dict[str, Tensor] = {}
+
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
+        found = super().read(name, shape, dtype, part)
+        self.tensors[name] = found
+        return found
+
+
+def write_model(folder: Path, raw: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
+    """Write a checkpoint of random weights in float32, with a draft layer and the hash's constants.
+    Return its tensors by published name."""
+    config = replace(read_config(raw), draft_layers=1)
+    recorder = _Recorder(seed)
+    Assembler(config, recorder, torch.float32).whole()
+    tensors = {
+        name if name.startswith(("mtp.", "lm_head.")) else f"model.language_model.{name}": values
+        for name, values in recorder.tensors.items()
+    }
+    for table in config.tables:
+        names = f"model.language_model.layers.{table.layer}.ple.ple_embedding"
+        tensors[f"{names}.layer_multipliers"] = torch.tensor(table.multipliers)
+        tensors[f"{names}.ngram_heads_vocab_sizes"] = torch.tensor(table.sizes)
+        tensors[f"{names}.ngram_heads_offsets"] = torch.tensor(table.offsets)
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "m.safetensors")
+    (folder / "config.json").write_text(json.dumps(raw))
+    return tensors
