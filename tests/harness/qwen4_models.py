@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,13 @@ def bare_views(config: Qwen4ExpConfig, pages: int, slots: int) -> list[dict[str,
                 own["ple_window"] = nan(slots, config.stream_width, config.table_window(table))
         else:
             index = config.index
+            kv = (config.kv_heads, 2, PAGE_TOKENS, config.head_dim)
+            rows = (PAGE_TOKENS // index.ratio, index.dim)
+            # One block has both, as in an arena.
+            block = nan(pages, prod(kv) + prod(rows))
             own = {
-                "kv": nan(pages, config.kv_heads, 2, PAGE_TOKENS, config.head_dim),
-                "index": nan(pages, PAGE_TOKENS // index.ratio, index.dim),
+                "kv": block[:, : prod(kv)].unflatten(1, kv),
+                "index": block[:, prod(kv) :].unflatten(1, rows),
                 "index_window": nan(slots, index.dim, index.ratio - 1),
             }
             if kind is LayerKind.DRAFT:
