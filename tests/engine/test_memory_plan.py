@@ -14,10 +14,13 @@ from tasuki.cli import main as cli
 from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, arena_slabs, weights_of
 from tasuki.engine.assembly.towers import PROCESSOR_FILES, TowerMemory
 from tasuki.engine.config import EngineConfig, Role
-from tasuki.model.config import DenseShape, ModelConfig, MoeShape
+from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.config_json import ModelConfigError
 from tasuki.model.costs import WeightSizes
-from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
+from tasuki.model.families.qwen3_5.published import PUBLISHED
+from tasuki.model.families.qwen3_5.reader import config_of, load_config
+from tasuki.model.families.qwen3_5.weights import ModelWeights, assemble, random_weights
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder
@@ -25,7 +28,7 @@ from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.weights import load_tower_weights
 from tasuki.model.weights.kernel_layout import for_kernels
-from tasuki.model.weights.layers import ModelWeights, assemble, matrices, random_weights, tensors
+from tasuki.model.weights.layers import matrices, tensors
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.shard import Shard
 from tasuki.model.weights.source import RandomSource, ShardedSource
@@ -33,13 +36,14 @@ from tasuki.server.daemon.serve_config import GPUS
 from tests.harness.engines import TINY, tiny_parts
 from tests.harness.goldens import BESIDE, QUANTISED, reference_dir
 from tests.harness.model_shapes import MOE, dense_raw
+from tests.harness.qwen35 import published_or_folder
 
 H200 = GPUS["h200"] * MIB
 NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")
 
 
 def plan(
-    shape: ModelConfig = NINE, device: int = H200, role: Role = Role.FUSED, **changes: object
+    shape: DeltaNetConfig = NINE, device: int = H200, role: Role = Role.FUSED, **changes: object
 ) -> MemoryPlan:
     config = EngineConfig(**({"arena_mib": 64 * 1024, "max_batch": 64} | changes))  # type: ignore[arg-type]
     return MemoryPlan.of(shape, config, device, role)
@@ -50,8 +54,10 @@ def allocated(weights: ModelWeights) -> int:
 
 
 @pytest.mark.parametrize("draft_layers", [0, 1])
-@pytest.mark.parametrize("shape", [ModelConfig.from_dict(TINY), MOE], ids=["tied", "moe"])
-def test_weights_are_counted_as_they_are_allocated(shape: ModelConfig, draft_layers: int) -> None:
+@pytest.mark.parametrize("shape", [config_of(TINY), MOE], ids=["tied", "moe"])
+def test_weights_are_counted_as_they_are_allocated(
+    shape: DeltaNetConfig, draft_layers: int
+) -> None:
     shape = replace(shape, draft_layers=draft_layers)
     weights = random_weights(shape, 1, torch.bfloat16)
     assert WeightSizes.of(shape, torch.bfloat16).total == allocated(weights)
@@ -100,7 +106,7 @@ def test_a_step_that_drafts_nothing_reads_little_of_a_draft_layer(
 def test_the_arena_is_counted_as_it_is_allocated() -> None:
     arena = tiny_parts(arena_mib=4).arena
     config = EngineConfig(arena_mib=4, dtype="float32")
-    counted = MemoryPlan.of(ModelConfig.from_dict(TINY), config, H200, Role.FUSED)
+    counted = MemoryPlan.of(config_of(TINY), config, H200, Role.FUSED)
     assert counted.arena == arena.bytes.nbytes
     assert counted.slabs(counted.arena) == arena.slabs
 
@@ -275,8 +281,10 @@ WHOLE_GROUPS = replace(
 
 
 @pytest.mark.parametrize("form", SERVED_ON_GPUS)
-@pytest.mark.parametrize("shape", [ModelConfig.from_dict(TINY), WHOLE_GROUPS], ids=["tied", "moe"])
-def test_quantised_weights_are_counted_as_they_are_allocated(shape: ModelConfig, form: str) -> None:
+@pytest.mark.parametrize("shape", [config_of(TINY), WHOLE_GROUPS], ids=["tied", "moe"])
+def test_quantised_weights_are_counted_as_they_are_allocated(
+    shape: DeltaNetConfig, form: str
+) -> None:
     source = QuantisedSource(RandomSource(1), RECIPES[form])
     weights = assemble(shape, source, torch.bfloat16)
     counted = weights_of(shape, EngineConfig(dtype="bfloat16"), form).total
@@ -297,7 +305,7 @@ def on_a_gpu(weights: ModelWeights) -> int:
 def test_a_quantised_folder_is_counted_by_its_headers(tmp_path: Path) -> None:
     folder = tmp_path / "fp8"
     quantise_folder(reference_dir("small-moe"), folder, RECIPES["fp8"])
-    model = ModelConfig.load(folder)
+    model = load_config(folder)
     config = EngineConfig(model=str(folder), dtype="bfloat16")
     with Checkpoint(folder) as stored:
         counted = on_a_gpu(assemble(model, stored, torch.bfloat16))
@@ -308,8 +316,9 @@ def test_a_quantised_folder_is_counted_by_its_headers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in QUANTISED if name == "tp4-dense-fp8"])
 def test_a_rank_of_a_quantised_folder_is_counted_by_what_it_reads(name: str) -> None:
     folder, shard = reference_dir(name), Shard(1, 2)
-    model = ModelConfig.load(folder)
-    part, share = shard.part(model), partial(ShardedSource, config=model, shard=shard)
+    model = load_config(folder)
+    cuts = Qwen35Cuts(model)
+    part, share = cuts.part(shard), partial(ShardedSource, cuts=cuts, shard=shard)
     with Checkpoint(folder) as stored:
         counted = on_a_gpu(assemble(part, share(stored), torch.bfloat16))
     config = EngineConfig(model=str(folder), dtype="bfloat16", device="cuda", tensor_parallel=2)
@@ -393,7 +402,9 @@ def test_the_dry_run_names_what_to_mend(
     ],
     ids=["linear", "attention", "dense", "experts"],
 )
-def test_the_plan_is_what_the_widest_block_comes_to_by_hand(model: ModelConfig, block: int) -> None:
+def test_the_plan_is_what_the_widest_block_comes_to_by_hand(
+    model: DeltaNetConfig, block: int
+) -> None:
     config = EngineConfig(arena_mib=64 * 1024, max_batch=48, prefill_chunk_tokens=4096)
     counted = MemoryPlan.of(model, config, H200, Role.FUSED)
     # The residual stream, its norm and their sum beside the block, in bfloat16.

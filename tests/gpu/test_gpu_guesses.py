@@ -10,8 +10,9 @@ import torch
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.speculation.drafting import MtpDrafter
+from tasuki.model.drafts import DraftHead
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.qwen3_5 import DraftHead, Qwen35Model
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
 from tests.harness.engines import Lone, prompt, submit
 from tests.harness.scripted_drafts import (
