@@ -1,18 +1,18 @@
 """The choice of blocks and the hash: exact rules, compared with plain loops."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from tasuki.model.families.qwen4_exp.reader import read_config
 from tasuki.model.families.qwen4_exp.reference import Naive
 from tasuki.model.families.qwen4_exp.sparse import attention
 from tasuki.model.families.qwen4_exp.sparse.choice import best_blocks, block_scores
 from tasuki.model.families.qwen4_exp.sparse.plan import Extent
 from tasuki.model.families.qwen4_exp.table.hash import context_ids, primes_from, row_ids
 from tasuki.model.forward import LayerHooks
-from tests.harness.qwen4_models import OwnSequence, odd_raw, random_model
+from tests.harness.qwen4_models import OwnSequence, odd_config, odd_raw, random_model
 
 
 def by_rule(scores: list[float], count: int) -> list[bool]:
@@ -82,7 +82,7 @@ def test_rows_of_a_table_end_at_the_end_of_text() -> None:
 
 
 def test_a_hash_reads_no_more_ids_than_it_asks_for() -> None:
-    (table, _) = read_config(odd_raw()).tables
+    (table, _) = odd_config(odd_raw()).tables
     assert context_ids([9, 8, 7, 6, 1], table, 5).tolist() == [7, 6, 1]
     assert context_ids([1], table, 5).tolist() == [5, 5, 1]
 
@@ -98,9 +98,8 @@ class LastStreams(LayerHooks):
 
     streams: torch.Tensor
 
-    def after_layer(self, layer: int, branch: torch.Tensor, residual: torch.Tensor) -> None:
-        if branch.any():
-            self.streams = branch + residual
+    def after_layer(self, layer: int, stream: Callable[[], torch.Tensor]) -> None:
+        self.streams = stream()
 
 
 def test_repeated_tokens_are_chosen_by_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:

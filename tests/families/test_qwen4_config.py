@@ -6,9 +6,8 @@ import pytest
 
 from tasuki.model.config_json import ModelConfigError
 from tasuki.model.families.qwen4_exp.config import OutputGate
-from tasuki.model.families.qwen4_exp.reader import read_config
 from tasuki.pycache.layout import LayerKind
-from tests.harness.qwen4_models import odd_raw
+from tests.harness.qwen4_models import odd_config, odd_raw
 
 PUBLISHED: dict[str, Any] = {
     "vocab_size": 248_320,
@@ -32,7 +31,7 @@ PUBLISHED: dict[str, Any] = {
 
 
 def test_the_published_shape_is_read() -> None:
-    config = read_config({"model_type": "qwen4_exp", "text_config": PUBLISHED})
+    config = odd_config({"model_type": "qwen4_exp", "text_config": PUBLISHED})
     assert config.layer_kinds.count(LayerKind.FULL) == 12
     assert config.layer_kinds[3] is LayerKind.FULL
     assert (config.index.chosen, config.index.most_dense) == (512, 2051)
@@ -46,12 +45,12 @@ def test_the_published_shape_is_read() -> None:
 
 
 def test_both_names_of_a_sparse_layer_are_read() -> None:
-    kinds = read_config(odd_raw()).layer_kinds
+    kinds = odd_config(odd_raw()).layer_kinds
     assert [kind is LayerKind.FULL for kind in kinds] == [True, False, True, False, False]
 
 
 def test_the_sizes_of_a_second_table_go_on() -> None:
-    first, second = read_config(odd_raw()).tables
+    first, second = odd_config(odd_raw()).tables
     assert (first.layer, second.layer) == (1, 4)
     assert first.sizes == (53, 59, 61, 67, 71, 73)
     assert second.sizes[0] == 79
@@ -92,6 +91,6 @@ def test_the_sizes_of_a_second_table_go_on() -> None:
     ],
 )
 def test_a_config_that_is_not_computed_is_refused_by_field(field: str, value: object) -> None:
-    read_config(odd_raw())
+    odd_config(odd_raw())
     with pytest.raises(ModelConfigError, match=rf"^some file: {field} "):
-        read_config(odd_raw(**{field: value}), source="some file")
+        odd_config(odd_raw(**{field: value}), "some file")

@@ -77,12 +77,12 @@ def test_folded_states_equal_stepped_ones(name: str) -> None:
     for count in (1, 4, 6):
         kept = Kept()
         item = verified.slice(drafts, write_slot=None, stepped=True)
-        model.forward(Batch.pack([item]), verified.views, kept)
+        model.forward(Batch.pack([item]), verified.arena, kept)
         for token in drafts[:count]:
             stepped.forward([token])
         accepted = replace(item, token_ids=drafts[:count], write_slot=verified.slots[1])
         inputs = {layer: rows[:count] for layer, rows in kept.inputs.items()}
-        model.fold(Batch.pack([accepted]), inputs, verified.views)
+        model.fold(Batch.pack([accepted]), inputs, verified.arena)
         verified.slots.reverse()
         verified.tokens += drafts[:count]
         for own, other in zip(verified.views, stepped.views, strict=True):
@@ -100,12 +100,12 @@ def test_a_chain_of_drafts_equals_the_entries_of_forwards() -> None:
     tokens, following = prompt(4, 77), [9, 10, 11, 12, 13]
     sequence = OwnSequence(model)
     sequence.forward(tokens)
-    row = model.kept_row(sequence.views, sequence.slots[0])
+    row = model.carried(sequence.arena)[sequence.slots[0]]
     naive = Naive(model.config, model.weights)
     # The first draft alone has a naive twin: later ones go on from drafted streams.
     for place, token in enumerate(following):
         item = SequenceSlice([token], 77 + place, sequence.pages, 0, None)
-        logits, rows = model.draft_logits(row[None], Batch.pack([item]), sequence.views)
+        logits, rows = model.draft_logits(row[None], Batch.pack([item]), sequence.arena)
         row = rows[0]
         if not place:
             assert off(logits[0], naive.draft_logits(tokens, token)) < TOLERANCE
@@ -122,6 +122,6 @@ def test_sequences_of_a_batch_do_not_touch_each_other() -> None:
         sequence.slice(first),
         replace(other.slice(second), pages=[3, 2, 1], read_slot=0, write_slot=3),
     ]
-    logits = model.forward(Batch.pack(items), sequence.views, NullHooks())
+    logits = model.forward(Batch.pack(items), sequence.arena, NullHooks())
     for row, want in zip(logits, alone, strict=True):
         assert off(row, want) < 1e-4

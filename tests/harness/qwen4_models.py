@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tasuki.model.config_json import ConfigFile
 from tasuki.model.families.qwen4_exp.assembly import Assembler
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
 from tasuki.model.families.qwen4_exp.reader import read_config
 from tasuki.model.families.qwen4_exp.stack.model import Qwen4ExpModel
+from tasuki.model.families.qwen4_exp.stack.plan import views_of
 from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
 from tasuki.model.weights.matrix import WHOLE, Part
 from tasuki.model.weights.safetensors_folder import Checkpoint
@@ -74,8 +76,7 @@ def odd_raw(**changes: object) -> dict[str, Any]:
 
 
 def config_of(folder: Path, drafts: int = 1) -> Qwen4ExpConfig:
-    raw = json.loads((folder / "config.json").read_text())
-    return replace(read_config(raw), draft_layers=drafts)
+    return replace(read_config(ConfigFile.load(folder)), draft_layers=drafts)
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Qwen4ExpModel:
@@ -86,10 +87,14 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Qwen4ExpMode
         return Qwen4ExpModel(config, Assembler(config, source, dtype).whole())
 
 
+def odd_config(raw: dict[str, Any], source: str = "config") -> Qwen4ExpConfig:
+    return replace(read_config(ConfigFile.of(raw, None, source)), draft_layers=1)
+
+
 def random_model(raw: dict[str, Any], seed: int = 3) -> Qwen4ExpModel:
     """Return a model of random weights in float32, with a draft layer."""
     torch.set_num_threads(1)
-    config = replace(read_config(raw), draft_layers=1)
+    config = odd_config(raw)
     return Qwen4ExpModel(config, Assembler(config, RandomSource(seed), torch.float32).whole())
 
 
@@ -126,12 +131,27 @@ def bare_views(config: Qwen4ExpConfig, pages: int, slots: int) -> list[dict[str,
     return views
 
 
+class BareArena:
+    def __init__(self, config, pages, slots):
+        from types import SimpleNamespace as N
+
+        self.views_ = bare_views(config, pages, slots)
+        self.layout = N(
+            draft_layers=1,
+            layers=[N(page=[N(name=n) for n in own], slot=[]) for own in self.views_],
+        )
+
+    def view(self, layer, name):
+        return self.views_[layer][name]
+
+
 class OwnSequence:
     """One sequence over bare views: pages in falling order, two slots in turn."""
 
     def __init__(self, model: Qwen4ExpModel, pages: int = 8, slots: int = 4) -> None:
         self.model = model
-        self.views = bare_views(model.config, pages, slots)
+        self.arena = BareArena(model.config, pages, slots)
+        self.views = views_of(self.arena)
         self.pages = list(range(pages - 1, -1, -1))
         self.slots = [0, 1]
         self.tokens: list[int] = []
@@ -155,7 +175,7 @@ class OwnSequence:
     ) -> Tensor:
         """Forward the next tokens. Return the logits [vocab] after the last one."""
         item = self.slice(tokens, checkpoints=checkpoints)
-        logits = self.model.forward(Batch.pack([item]), self.views, hooks or NullHooks())
+        logits = self.model.forward(Batch.pack([item]), self.arena, hooks or NullHooks())
         self.slots.reverse()
         self.tokens += tokens
         return logits[0]
@@ -170,9 +190,9 @@ class OwnSequence:
 
     def drafted(self, token: int) -> Tensor:
         """Return the draft layer's logits [vocab] after a token that follows the sequence."""
-        row = self.model.kept_row(self.views, self.slots[0])
+        hidden = self.model.carried(self.arena)[self.slots[:1]]
         item = self.slice([token], write_slot=None)
-        return self.model.draft_logits(row[None], Batch.pack([item]), self.views)[0][0]
+        return self.model.draft_logits(hidden, Batch.pack([item]), self.arena)[0][0]
 
 
 class _Recorder(RandomSource):
@@ -193,7 +213,7 @@ class _Recorder(RandomSource):
 def write_model(folder: Path, raw: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
     """Write a checkpoint of random weights in float32, with a draft layer and the hash's constants.
     Return its tensors by published name."""
-    config = replace(read_config(raw), draft_layers=1)
+    config = odd_config(raw)
     recorder = _Recorder(seed)
     Assembler(config, recorder, torch.float32).whole()
     tensors = {

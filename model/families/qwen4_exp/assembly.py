@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import MoeShape
+from tasuki.model.families.qwen3_5.weights import _Assembler
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig, TableShape
 from tasuki.model.families.qwen4_exp.streams import ConnectionWeights, MixerWeights
 from tasuki.model.families.qwen4_exp.table.layer import TableWeights
@@ -20,7 +21,7 @@ from tasuki.model.families.qwen4_exp.weights import (
     ModelWeights,
     SparseWeights,
 )
-from tasuki.model.weights.layers import GdnWeights, _Assembler, for_device
+from tasuki.model.weights.layers import GdnWeights, for_device, laid_out
 from tasuki.model.weights.matrix import Matrix, WeightsError
 from tasuki.model.weights.source import TensorSource
 from tasuki.pycache.layout import LayerKind
@@ -30,8 +31,14 @@ from tasuki.utils.logs import Progress, no_progress
 class Assembler(_Assembler):
     """Reads every tensor that the config needs, one at a time. Raises WeightsError."""
 
-    def __init__(self, config: Qwen4ExpConfig, source: TensorSource, dtype: torch.dtype) -> None:
-        super().__init__(config, source, dtype, torch.device("cpu"))
+    def __init__(
+        self,
+        config: Qwen4ExpConfig,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(config, source, dtype, torch.device(device))
         self._shape = config
 
     def whole(self, progress: Progress = no_progress) -> ModelWeights:
@@ -49,8 +56,8 @@ class Assembler(_Assembler):
         if config.tied:
             head = Matrix.of(embedding[rows.start : rows.stop])
         else:
-            head = self._matrix("lm_head.weight", len(rows), config.hidden)
-        return ModelWeights(embedding, tuple(layers), final, head, draft)
+            head = laid_out(self._matrix("lm_head.weight", len(rows), config.hidden))
+        return ModelWeights(embedding, head, tuple(layers), final, draft)
 
     def _own_layer(self, prefix: str, kind: LayerKind, table: TableShape | None) -> LayerWeights:
         shape = self._shape.feed_forward
@@ -134,7 +141,9 @@ class Assembler(_Assembler):
     def _check_constants(self, names: str, leaf: str, computed: Sequence[int]) -> None:
         name = f"{names}.{leaf}"
         found = self._source.stored(name, (len(computed),))
-        if found is not None and found.tolist() != list(computed):
+        if found is None or found.is_meta:
+            return
+        if found.tolist() != list(computed):
             raise WeightsError(
                 f"tensor {name} begins with {found[0]}, and the config's seed, vocab_size and "
                 f"ngram fields give {computed[0]}: fetch config.json and all shards from the same "
@@ -157,7 +166,7 @@ class Assembler(_Assembler):
                 f"tensor {prefix}.weight_scale does not fit rows of {shards[0].dtype}: codes have "
                 "one scale, and numbers have none; fetch all shards from the same model"
             )
-        return NgramTable(shape, tuple(shards), None if scale is None else float(scale[0]))
+        return NgramTable(shape, tuple(shards), scale)
 
     def _shard(self, name: str, size: tuple[int, int]) -> Tensor:
         found = self._source.stored(name, size)

@@ -7,7 +7,7 @@ before a recurrent layer only.
 from dataclasses import dataclass
 from enum import Enum
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 
 
 class OutputGate(Enum):
@@ -76,7 +76,7 @@ class TableShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen4ExpConfig(ModelConfig):
+class Qwen4ExpConfig(DeltaNetConfig):
     """Shape of a Qwen4-Exp model. end_of_text: id before which tokens are not hashed together; None
     without tables. table_taps: taps of the convolution behind a table, `ngram` tokens apart.
     output_gate: of the recurrent layers."""
@@ -89,14 +89,22 @@ class Qwen4ExpConfig(ModelConfig):
     end_of_text: int | None
 
     @property
-    def stream_width(self) -> int:
-        """Return the width of all streams of a token, end to end."""
-        return self.streams.count * self.hidden
+    def constants(self) -> str:
+        index, gate = self.index, self.output_gate.value
+        found = f"{super().constants}; {index.chosen} blocks of {index.ratio} tokens; {gate} gate"
+        for table in self.tables:
+            factors = ", ".join(map(str, table.multipliers))
+            found += f"; n-grams by {factors}, ended by {self.end_of_text}"
+        return found
 
     @property
     def ids_before(self) -> int:
-        """Return the number of token ids that a forward needs from before its first token."""
         return max((table.ngram - 1 for table in self.tables), default=0)
+
+    @property
+    def stream_width(self) -> int:
+        """Return the width of all streams of a token, end to end."""
+        return self.streams.count * self.hidden
 
     def table_at(self, layer: int) -> TableShape | None:
         return next((table for table in self.tables if table.layer == layer), None)

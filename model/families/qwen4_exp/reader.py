@@ -4,10 +4,8 @@ A published config calls its sparse layers `full_attention`; transformers calls 
 `indexed_attention`. Both names are read.
 """
 
-from typing import Any
-
 from tasuki.model.config import MoeShape
-from tasuki.model.config_json import ConfigFields, ModelConfigError, RopeSettings
+from tasuki.model.config_json import ConfigFile, RopeSettings
 from tasuki.model.families.qwen4_exp.config import (
     IndexShape,
     OutputGate,
@@ -18,7 +16,7 @@ from tasuki.model.families.qwen4_exp.config import (
 from tasuki.model.families.qwen4_exp.table.hash import multipliers, primes_from
 from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
 
-_MOST_TOKENS = 2**31
+MODEL_TYPES = frozenset({"qwen4_exp", "qwen4_exp_text"})
 _KINDS = {
     "linear_attention": LayerKind.GDN,
     "full_attention": LayerKind.FULL,
@@ -47,24 +45,21 @@ _INDEX_FIELDS = (
 )
 
 
-class Reader:
-    """Reads one config.json."""
+class _Reader:
+    """A reader of one config.json."""
 
-    def __init__(self, raw: dict[str, Any], generation: dict[str, Any], source: str) -> None:
-        """raw, generation: parsed config.json and generation_config.json. source: the config's name
-        in error messages. Raises ModelConfigError."""
-        self._outer = ConfigFields(raw, source)
-        self._generation = generation
-        text = raw.get("text_config", raw)
-        if not isinstance(text, dict):
-            raise self._outer.error(
-                "text_config", "is not an object", "copy it from the published config"
-            )
-        self._text = ConfigFields(text, source)
+    def __init__(self, file: ConfigFile) -> None:
+        self._file = file
+        self._outer = file.outer
+        self._text = file.text
 
     def config(self) -> Qwen4ExpConfig:
         """Return the model's shape. Raises ModelConfigError."""
         text = self._text
+        if text.get("model_type") not in (None, *MODEL_TYPES):
+            raise text.error(
+                "model_type", f"is {text.get('model_type')!r:.40}", "use the published config.json"
+            )
         for name, only in _ONLY:
             text.require(name, only)
         head_dim = text.size("head_dim", 256)
@@ -90,9 +85,9 @@ class Reader:
                 conv_width=text.size("linear_conv_kernel_dim", 4),
                 feed_forward=self._experts(),
                 norm_eps=text.number("rms_norm_eps", 1e-6),
-                tied=self._tied(),
+                tied=self._file.is_tied(),
                 max_position=rope.positions,
-                eos_ids=self._eos_ids(),
+                eos_ids=self._file.eos_ids(),
                 streams=StreamsShape(text.size("hc_count", 4), text.size("hc_lowrank", 320)),
                 index=self._index(),
                 output_gate=self._output_gate(),
@@ -244,22 +239,6 @@ class Reader:
             )
         return ids[0]
 
-    def _eos_ids(self) -> tuple[int, ...]:
-        ids: set[int] = set()
-        for holder in (self._outer, self._text, self._generation):
-            found = holder.get("eos_token_id")
-            listed = found if isinstance(found, list) else [] if found is None else [found]
-            if not all(type(item) is int and abs(item) < _MOST_TOKENS for item in listed):
-                raise self._text.error(
-                    "eos_token_id", f"is {found!r:.80}", "use an id or a list of ids"
-                )
-            ids.update(listed)
-        return tuple(sorted(ids))
-
-    def _tied(self) -> bool:
-        inner = self._text.flag("tie_word_embeddings", default=False)
-        return self._outer.flag("tie_word_embeddings", default=inner)
-
     def _checked(self, config: Qwen4ExpConfig) -> Qwen4ExpConfig:
         for wrong, name, what, fix in _misfits(config):
             if wrong:
@@ -267,12 +246,9 @@ class Reader:
         return config
 
 
-def read_config(
-    raw: dict[str, Any], generation: dict[str, Any] | None = None, source: str = "config"
-) -> Qwen4ExpConfig:
-    """Return the model's shape, read from the parsed config.json and generation_config.json.
-    source: the config's name in error messages. Raises ModelConfigError."""
-    return Reader(raw, generation or {}, source).config()
+def read_config(file: ConfigFile) -> Qwen4ExpConfig:
+    """Return the model's shape. Raises ModelConfigError."""
+    return _Reader(file).config()
 
 
 def _misfits(config: Qwen4ExpConfig) -> list[tuple[bool, str, str, str]]:
@@ -317,6 +293,3 @@ def _misfits(config: Qwen4ExpConfig) -> list[tuple[bool, str, str, str]]:
         (config.streams.count < 2, "hc_count", "is below 2", "published models have 4"),
         (shape.chosen > shape.experts, "num_experts_per_tok", "exceeds num_experts", "lower it"),
     ]
-
-
-__all__ = ["ModelConfigError", "Reader", "read_config"]

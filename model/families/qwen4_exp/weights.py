@@ -5,13 +5,11 @@ Immutable after assembly, so free to share between threads.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from tasuki.model.families.qwen4_exp.streams import ConnectionWeights, MixerWeights
 from tasuki.model.families.qwen4_exp.table.layer import TableWeights
-from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MoeWeights, matrices
-from tasuki.model.weights.matrix import Matrix, named_kinds
+from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MoeWeights, Weights
 
 
 @dataclass(frozen=True)
@@ -63,22 +61,10 @@ class DraftWeights:
 
 
 @dataclass(frozen=True)
-class ModelWeights:
-    """Weights of a model. embedding [vocab, hidden]. final: contracts the streams for the head.
-    head [vocab, hidden], or a rank's rows of it. draft: None if the config has no draft layer."""
+class ModelWeights(Weights):
+    """Weights of a model. final: contracts the streams for the head. draft: None if the config has
+    no draft layer."""
 
-    embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final: MixerWeights
-    head: Matrix
     draft: DraftWeights | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of activations and of all unquantised weights."""
-        return self.embedding.dtype
-
-    @property
-    def formats(self) -> str:
-        """Return the names of all storage formats of the model's matrices, joined by `+`."""
-        return named_kinds(kind for matrix in matrices(self) for kind in matrix.kinds)

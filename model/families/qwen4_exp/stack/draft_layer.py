@@ -54,10 +54,10 @@ class DraftRows:
         return DraftRows(streams, window.unflatten(-1, (-1, config.index.dim)))
 
     @staticmethod
-    def of_slot(views: Mapping[str, Tensor], slot: int, dtype: torch.dtype) -> "DraftRows":
-        """Return the row kept in a slot. views: the draft layer's parts."""
-        streams, window = views["carry"][slot], views["index_window"][slot]
-        return DraftRows(streams[None].to(dtype), window.T[None].to(dtype))
+    def of_slots(views: Mapping[str, Tensor], dtype: torch.dtype) -> "DraftRows":
+        """Return the rows kept in all slots. views: the draft layer's parts."""
+        streams, window = views["carry"], views["index_window"].transpose(1, 2)
+        return DraftRows(streams.to(dtype), window.to(dtype))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasuki.model.drafts import NoDraftLayer
+from tasuki.model.families.family import Assembly
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
 from tasuki.model.families.qwen4_exp.stack.draft_layer import DraftLayer, DraftRows
 from tasuki.model.families.qwen4_exp.stack.mixers import (
@@ -24,7 +26,7 @@ from tasuki.model.families.qwen4_exp.stack.mixers import (
     recurrent_mixer,
     sparse_mixer,
 )
-from tasuki.model.families.qwen4_exp.stack.plan import BoundForward, StatePlan, Views
+from tasuki.model.families.qwen4_exp.stack.plan import BoundForward, StatePlan, Views, views_of
 from tasuki.model.families.qwen4_exp.streams import (
     begin_streams,
     final_input,
@@ -33,62 +35,66 @@ from tasuki.model.families.qwen4_exp.streams import (
 )
 from tasuki.model.families.qwen4_exp.table.layer import add_table, gated_rows
 from tasuki.model.families.qwen4_exp.weights import LayerWeights, ModelWeights
-from tasuki.model.forward import Batch, Gather, LayerHooks, Reduce, one_rank
+from tasuki.model.forward import Batch, LayerHooks, one_rank
 from tasuki.model.ops.attention.rope import RotaryAngles
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import GdnWeights
+from tasuki.pycache.arena import Arena
+from tasuki.utils.signatures import Notice
 
 
 class Qwen4ExpModel:
-    """A Qwen4-Exp model with its weights, on a CPU. REQUIRES: the page and slot ids of a batch are
-    inside the views. Thread rule: one thread."""
+    """`Model` of this family, on a CPU. Thread rule: one thread."""
 
     def __init__(
-        self,
-        config: Qwen4ExpConfig,
-        weights: ModelWeights,
-        reduce: Reduce = one_rank,
-        gather: Gather = one_rank,
+        self, config: Qwen4ExpConfig, weights: ModelWeights, assembly: Assembly | None = None
     ) -> None:
-        """reduce, gather: exchanges between ranks, if config and weights are one rank's."""
+        """assembly: what an engine adds; None: one rank, and any token as a draft."""
+        assembly = assembly or Assembly()
         self.config = config
         self.weights = weights
-        self._reduce = reduce
-        self._gather = one_rank if config.head_rows is None else gather
+        self._drafts = assembly.drafts
+        self._reduce = assembly.reduce
+        self._gather = one_rank if config.head_rows is None else assembly.gather
         self._angles = RotaryAngles.of(config)
         self._room = RowRoom()
-        self._draft = (
-            None
-            if weights.draft is None
-            else DraftLayer(weights.draft, weights.embedding, config, reduce)
-        )
+
+    @property
+    def draft_ids(self) -> Tensor | None:
+        """Return the token ids allowed as drafts, [n] int64, ascending; None: any token."""
+        return None if self._drafts is None else self._drafts.ids
+
+    @property
+    def own_slice(self) -> Slice | None:
+        """Return this rank's part of the vocabulary; None: all of it."""
+        rows = self.config.head_rows
+        return None if rows is None else Slice(rows.start, self._gather)
 
     @torch.inference_mode()
     def forward(
         self,
         batch: Batch,
-        views: Views,
+        arena: Arena,
         hooks: LayerHooks,
         score: Callable[[HeadOf], None] | None = None,
     ) -> Tensor:
-        """Run a batch through the model, and write its pages and slots. Return the logits [B,
-        vocab] float32 of each sequence's last token. score: called with a function to compute other
-        rows' logits; None: no other rows are needed."""
+        """Run a batch through the model, and write its pages and slots; see Model."""
         bound = BoundForward.of(batch, self.config, self._angles)
+        views = views_of(arena)
         streams = self.layers(batch.token_ids, bound, views, hooks)
         if score is not None:
-            score(lambda rows: self.head(streams[rows]))
-        logits = self.head(streams[batch.cu_seqlens[1:] - 1]).float()
-        if self._draft is not None:
+            score(lambda rows: self._head(streams[rows]))
+        logits = self._head(streams[batch.cu_seqlens[1:] - 1]).float()
+        if arena.layout.draft_layers:
             layer = self.config.layers
             hooks.before_layer(layer)
             rows = self._draft.store_entries(batch.token_ids, streams, views[layer], bound)
             hooks.mixer_inputs(layer, rows.packed)
             hooks.cache_written(layer)
-            hooks.after_layer(layer, torch.zeros_like(streams), streams)
+            hooks.after_layer(layer, lambda: streams)
         return logits
 
     def layers(
@@ -106,52 +112,45 @@ class Qwen4ExpModel:
             streams = write_streams(streams, mixed, factors)
             x, factors = read_streams(streams, weights.experts_connection, count, eps)
             output = self._reduce(experts(x, weights.experts, config))
-            written = write_streams(streams, output, factors)
-            hooks.after_layer(layer, written - streams, streams)
-            streams = written
+            streams = write_streams(streams, output, factors)
+            hooks.after_layer(layer, _value(streams))
         return streams
 
-    def head(self, streams: Tensor) -> Tensor:
-        """Return the logits [n, vocab] in the model's dtype, for some or all rows of the result of
-        layers()."""
-        return self._gather(self.own_head(streams))
-
-    def own_head(self, streams: Tensor) -> Tensor:
-        """Return the logits as head() does, for this rank's part of the vocabulary."""
-        config, weights = self.config, self.weights
-        x = final_input(streams, weights.final, config.streams.count, config.norm_eps)
-        return product(x, weights.head)
-
-    @property
-    def own_slice(self) -> Slice | None:
-        """Return this rank's part of the vocabulary, as computed by own_head(); None: all of it."""
-        rows = self.config.head_rows
-        return None if rows is None else Slice(rows.start, self._gather)
+    def carried(self, arena: Arena) -> Tensor:
+        """Return what each slot keeps of its last token for the draft layer, [slots, width]."""
+        views = views_of(arena)[self.config.layers]
+        return DraftRows.of_slots(views, self.weights.dtype).packed
 
     @torch.inference_mode()
-    def draft_logits(self, rows: Tensor, batch: Batch, views: Views) -> tuple[Tensor, Tensor]:
-        """Return the draft layer's prediction after each of the batch's tokens: (logits [T, vocab]
-        float32, rows kept of the tokens). rows: kept of the token before each token, by a forward's
-        hooks or this method. REQUIRES: one token of each sequence, at position 1 or later."""
-        assert self._draft is not None, "the model has no weights of a draft layer"
-        bound = BoundForward.of(batch, self.config, self._angles)
-        before = DraftRows.unpack(rows, self.config)
-        final, kept = self._draft.guess(
-            batch.token_ids, before, views[self.config.layers], bound, self._room
-        )
-        return self._gather(product(final, self.weights.head)).float(), kept.packed
+    def draft_logits(self, hidden: Tensor, batch: Batch, arena: Arena) -> tuple[Tensor, Tensor]:
+        """Return the draft layer's prediction after each of the batch's tokens; see Model. hidden:
+        what was kept of the tokens before, as packed DraftRows. REQUIRES: one token of each
+        sequence."""
+        bound = BoundForward.of_entries(batch, self.config, self._angles)
+        before = DraftRows.unpack(hidden, self.config)
+        views = views_of(arena)[self.config.layers]
+        final, kept = self._draft.guess(batch.token_ids, before, views, bound, self._room)
+        if self._drafts is not None:
+            logits = self._drafts.spread(product(final, self._drafts.head))
+        else:
+            logits = self.whole(product(final, self.weights.head)).float()
+        return logits, kept.packed
 
-    def kept_row(self, views: Views, slot: int) -> Tensor:
-        """Return what a slot keeps of its last token for the draft layer, as one row."""
-        rows = DraftRows.of_slot(views[self.config.layers], slot, self.weights.dtype)
-        return rows.packed[0]
+    def whole(self, logits: Tensor) -> Tensor:
+        """Return the logits of the whole vocabulary, given this rank's part."""
+        return self._gather(logits)
+
+    def beside(self) -> "tuple[Qwen4ExpModel, Notice]":
+        """Return a model for forwards in parallel with this one's; see Model."""
+        assembly = Assembly(self._drafts, self._reduce, self._gather)
+        return Qwen4ExpModel(self.config, self.weights, assembly), lambda: None
 
     @torch.inference_mode()
-    def fold(self, batch: Batch, inputs: Mapping[int, Tensor], views: Views) -> None:
+    def fold(self, batch: Batch, inputs: Mapping[int, Tensor], arena: Arena) -> None:
         """Advance and store the states of a batch, for tokens computed before. inputs: by layer,
         the tensors received by hooks.mixer_inputs() for these tokens."""
         config = self.config
-        plan = StatePlan.of(batch, config)
+        plan, views = StatePlan.of(batch, config), views_of(arena)
         index = plan.windows[config.index.ratio - 1]
         for layer, weights in enumerate(self.weights.layers):
             rows = inputs[layer]
@@ -163,9 +162,25 @@ class Qwen4ExpModel:
                 columns = config.table_window(weights.table.table.shape)
                 plan.windows[columns].extend(table, views[layer]["ple_window"])
             recurrent_mixer(rows, weights.mixer, views[layer], config, plan)
-        if self._draft is not None:
+        if arena.layout.draft_layers:
             kept = DraftRows.unpack(inputs[config.layers], config)
             self._draft.store_kept(kept, views[config.layers], plan.carry)
+
+    @property
+    def _draft(self) -> DraftLayer:
+        if self.weights.draft is None:
+            raise NoDraftLayer(
+                "the arena has a draft layer, for which the model has no weights: serve it with "
+                "--draft-layer off"
+            )
+        weights = self.weights
+        return DraftLayer(self.weights.draft, weights.embedding, self.config, self._reduce)
+
+    def _head(self, streams: Tensor) -> Tensor:
+        """Return the logits [n, vocab] of some rows of the result of layers()."""
+        config, weights = self.config, self.weights
+        x = final_input(streams, weights.final, config.streams.count, config.norm_eps)
+        return self._gather(product(x, weights.head))
 
     def _mix(
         self,
@@ -198,3 +213,7 @@ class Qwen4ExpModel:
         extended = bound.index.window.extend(inputs.index_keys, own["index_window"])
         mixed = sparse_mixer(inputs, extended, mixer, own, config, bound, bound.index, self._room)
         return streams, self._reduce(product(mixed, mixer.attention.out_proj)), factors
+
+
+def _value(streams: Tensor) -> Callable[[], Tensor]:
+    return lambda: streams

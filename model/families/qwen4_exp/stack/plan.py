@@ -4,7 +4,7 @@ Computed once when a batch is bound, so layers have no index arithmetic.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tasuki.model.ops.attention.rope import RotaryAngles
 from tasuki.model.ops.draft.reference import CarryPlan, plan_carry
 from tasuki.model.ops.gdn.reference import GdnPlan, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, plan_conv
+from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS
 
 Views = Sequence[Mapping[str, Tensor]]
@@ -25,6 +26,14 @@ Views = Sequence[Mapping[str, Tensor]]
 Shapes: kv as in page_rows.py; index [pages, rows, dim]; conv [slots, channels, columns]; ssm
 [slots, value_heads, value_dim, key_dim]; index_window [slots, dim, ratio - 1]; ple_window [slots,
 count * hidden, columns]; carry [slots, count * hidden]."""
+
+
+def views_of(arena: Arena) -> Views:
+    """Return the views of all parts of an arena."""
+    return [
+        {part.name: arena.view(layer, part.name) for part in (*cache.page, *cache.slot)}
+        for layer, cache in enumerate(arena.layout.layers)
+    ]
 
 
 @dataclass(frozen=True)
@@ -67,41 +76,44 @@ class BoundForward:
 
     @staticmethod
     def of(batch: Batch, config: Qwen4ExpConfig, angles: RotaryAngles) -> "BoundForward":
-        """Bind a batch. Raises PicturesUnsupported for rotary positions other than text's."""
+        """Bind a batch of the model's layers. Raises PicturesUnsupported for rotary positions other
+        than text's."""
+        entries = BoundForward.of_entries(batch, config, angles)
+        tokens = batch.token_ids.split(batch.cu_seqlens.diff().tolist())
+        tables = {}
+        for table in config.tables:
+            window = entries.state.windows[config.table_window(table)]
+            plan = TablePlan.of(table, config, tokens, batch.ids_before, window)
+            tables[table.layer] = plan
+        index = _index_plan(0, batch, config, angles, entries.state)
+        return replace(entries, index=index, tables=tables)
+
+    @staticmethod
+    def of_entries(batch: Batch, config: Qwen4ExpConfig, angles: RotaryAngles) -> "BoundForward":
+        """Bind a batch of the draft layer alone. Raises PicturesUnsupported."""
         if batch.rope is not None or batch.pictures:
             raise PicturesUnsupported("this family computes no pictures as yet; send text alone")
         state = StatePlan.of(batch, config)
-        lengths, befores = batch.cu_seqlens.diff().tolist(), batch.context_lens.tolist()
-        owners = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        entries = _index_plan(1, batch, config, angles, state)
+        counts = batch.cu_seqlens.diff()
+        owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
         cos, sin = angles.table(batch.positions)
-        shape = config.index
-        window = state.windows[shape.ratio - 1]
+        pages = batch.page_table[owners, batch.positions // PAGE_TOKENS]
+        places = pages, batch.positions % PAGE_TOKENS
+        return BoundForward(state, places, cos, sin, entries, entries, {})
 
-        def index(first: int) -> IndexPlan:
-            extent = Extent(first, shape.ratio, shape.chosen)
-            return IndexPlan.of(
-                extent, lengths, befores, batch.page_table, window, angles, batch.stepped
-            )
 
-        tokens = batch.token_ids.split(lengths)
-        return BoundForward(
-            state=state,
-            places=(
-                batch.page_table[owners, batch.positions // PAGE_TOKENS],
-                batch.positions % PAGE_TOKENS,
-            ),
-            cos=cos,
-            sin=sin,
-            index=index(0),
-            entries=index(1),
-            tables={
-                table.layer: TablePlan.of(
-                    table,
-                    config,
-                    tokens,
-                    batch.ids_before,
-                    state.windows[config.table_window(table)],
-                )
-                for table in config.tables
-            },
-        )
+def _index_plan(
+    first: int, batch: Batch, config: Qwen4ExpConfig, angles: RotaryAngles, state: StatePlan
+) -> IndexPlan:
+    """Return the index plan of layers with entries from position `first` on."""
+    shape = config.index
+    return IndexPlan.of(
+        Extent(first, shape.ratio, shape.chosen),
+        batch.cu_seqlens.diff().tolist(),
+        batch.context_lens.tolist(),
+        batch.page_table,
+        state.windows[shape.ratio - 1],
+        angles,
+        batch.stepped,
+    )

@@ -17,12 +17,12 @@ from tasuki.model.families.qwen4_exp.config import TableShape
 
 @dataclass(frozen=True)
 class NgramTable:
-    """Rows of one table. shards: [rows, dim] each, in order, equally long but for the last. scale:
-    factor of every number; None: numbers are stored as they are."""
+    """Rows of one table. shards: [rows, dim] each, in order, equally long but for the last. scale
+    [1]: factor of every number; None: numbers are stored as they are."""
 
     shape: TableShape
     shards: tuple[Tensor, ...]
-    scale: float | None = None
+    scale: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -38,7 +38,7 @@ class NgramTable:
         for shard in owners.unique().tolist():
             places = (owners == shard).nonzero()[:, 0]
             stored = _taken(self.shards[shard], flat[places] - shard * each)
-            numbers = stored if self.scale is None else stored.float() * self.scale
+            numbers = stored if self.scale is None else stored.float() * self.scale.float()
             found[places] = numbers.to(dtype)
         return found.view(len(ids), -1)
 
