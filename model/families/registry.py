@@ -45,7 +45,7 @@ def read_config(file: ConfigFile) -> ModelConfig:
         if name in family.model_types:
             config: ModelConfig = family.read_config(file)
             return config
-    known = ", ".join(sorted(name for family in FAMILIES for name in family.model_types))
+    known = "; ".join(f"{one.name} ({', '.join(sorted(one.model_types))})" for one in FAMILIES)
     raise file.outer.error("model_type", f"is {name!r}, which is unknown here", f"use {known}")
 
 

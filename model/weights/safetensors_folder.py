@@ -366,7 +366,9 @@ class Checkpoint:
             if Companions(f"{prefix}embed_tokens.weight", self._tensors).values() is not None:
                 return prefix
         wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _OUTER)
-        raise WeightsError(f"{self._directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
+        raise WeightsError(
+            f"{self._directory}: tensor {wanted} is missing; are all files of the model here?"
+        )
 
     def _name_of(self, name: str) -> str:
         if not name.startswith(("lm_head.", "mtp.")):

@@ -17,7 +17,7 @@ from tasuki.bench.replay.trace import load_trace
 from tasuki.cli import main as cli
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.config_json import ModelConfigError
-from tasuki.model.costs import PrefillFlops
+from tasuki.model.families.qwen3_5.costs import prefill_flops
 from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tests.harness.programs import program
 from tests.harness.qwen35 import published_or_folder
@@ -305,7 +305,7 @@ def test_published_shapes_have_their_published_sizes(name: str) -> None:
 
 
 def test_prefill_flops_of_the_published_moe() -> None:
-    flops = PrefillFlops.for_model(published_or_folder("35b-a3b"))
+    flops = prefill_flops(published_or_folder("35b-a3b"))
     assert flops.linear == pytest.approx(5.0e9, rel=0.02)
     assert flops.quadratic == 163840
     assert flops.of(2000) > 2 * flops.of(1000)

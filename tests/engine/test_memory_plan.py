@@ -16,7 +16,8 @@ from tasuki.engine.assembly.towers import PROCESSOR_FILES, TowerMemory
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.config_json import ModelConfigError
-from tasuki.model.costs import WeightSizes
+from tasuki.model.costs import ShapesOnly, WeightSizes
+from tasuki.model.families.qwen3_5.costs import weight_sizes
 from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
 from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.model.families.qwen3_5.reader import config_of, load_config
@@ -42,6 +43,10 @@ H200 = GPUS["h200"] * MIB
 NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")
 
 
+def sizes_of(config: DeltaNetConfig, dtype: torch.dtype) -> WeightSizes:
+    return weight_sizes(config, dtype, ShapesOnly())
+
+
 def plan(
     shape: DeltaNetConfig = NINE, device: int = H200, role: Role = Role.FUSED, **changes: object
 ) -> MemoryPlan:
@@ -60,7 +65,7 @@ def test_weights_are_counted_as_they_are_allocated(
 ) -> None:
     shape = replace(shape, draft_layers=draft_layers)
     weights = random_weights(shape, 1, torch.bfloat16)
-    assert WeightSizes.of(shape, torch.bfloat16).total == allocated(weights)
+    assert sizes_of(shape, torch.bfloat16).total == allocated(weights)
 
 
 def test_drafts_and_guesses_have_room_of_their_own_where_answers_are_drawn() -> None:
@@ -81,7 +86,7 @@ def test_drafts_and_guesses_have_room_of_their_own_where_answers_are_drawn() -> 
 def test_published_weights_have_their_published_bytes(
     name: str, gigabytes: float, active: float
 ) -> None:
-    sizes = WeightSizes.of(published_or_folder(name), torch.bfloat16)
+    sizes = sizes_of(published_or_folder(name), torch.bfloat16)
     assert sizes.total / 1e9 == pytest.approx(gigabytes, rel=0.01)
     assert sizes.step_bytes(1) / 1e9 == pytest.approx(active, rel=0.01)
     assert sizes.step_bytes(1) <= sizes.step_bytes(64) <= sizes.total
@@ -96,7 +101,7 @@ def test_a_step_that_drafts_nothing_reads_little_of_a_draft_layer(
     """Such a step reads fc and two rows of heads. Queries, feed-forward and the rest are only for
     guesses."""
     off, on = (
-        WeightSizes.of(replace(published_or_folder(name), draft_layers=layers), torch.bfloat16)
+        sizes_of(replace(published_or_folder(name), draft_layers=layers), torch.bfloat16)
         for layers in (0, 1)
     )
     assert on.step_bytes(1) - off.step_bytes(1) == pytest.approx(entries, rel=0.01)
@@ -291,7 +296,7 @@ def test_quantised_weights_are_counted_as_they_are_allocated(
     assert counted == on_a_gpu(weights) - (weights.head.nbytes if shape.tied else 0)
     # NVFP4 fills rows up to blocks of 128 columns, more than such tiny matrices have.
     if form.startswith("fp8"):
-        assert counted < WeightSizes.of(shape, torch.bfloat16).total
+        assert counted < sizes_of(shape, torch.bfloat16).total
 
 
 def on_a_gpu(weights: ModelWeights) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from tasuki.bench.measure.rig import made_up_vocabulary
-from tasuki.engine.assembly.parts import EngineParts, build_arena, build_model
+from tasuki.engine.assembly.parts import EngineParts, build_arena
 from tasuki.engine.config import EngineConfig
+from tasuki.model.families.loading import build_model
 from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.weights.source import RandomSource

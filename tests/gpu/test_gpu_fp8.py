@@ -12,8 +12,9 @@ from statistics import median
 import pytest
 import torch
 
-from tasuki.engine.assembly.parts import EngineParts, build_arena, build_model
+from tasuki.engine.assembly.parts import EngineParts, build_arena
 from tasuki.engine.config import EngineConfig
+from tasuki.model.families.loading import build_model
 from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder

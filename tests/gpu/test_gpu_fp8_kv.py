@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.engine.assembly.parts import build_model
+from tasuki.model.families.loading import build_model
 from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
