@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tasuki.model.config import MoeShape
 from tasuki.model.families.qwen4_exp.config import OutputGate, Qwen4ExpConfig, TableShape
-from tasuki.model.families.qwen4_exp.streams import ConnectionWeights, MixerWeights
+from tasuki.model.families.qwen4_exp.streams import ConnectionWeights, MixerWeights, each_stream
 from tasuki.model.families.qwen4_exp.table.layer import TableWeights
 from tasuki.model.families.qwen4_exp.weights import LayerWeights, ModelWeights, SparseWeights
 from tasuki.model.ops.attention.rope import RotaryAngles
@@ -61,7 +61,7 @@ class Naive:
         assert draft is not None
         streams = self.forward(tokens).streams[-1]
         embedded = self.weights.embedding[[*tokens[1:], following]]
-        hidden = self._norm(streams, draft.hidden_norm).unflatten(-1, (count, -1))
+        hidden = each_stream(self._norm(streams, draft.hidden_norm), count)
         embedded = self._norm(embedded, draft.embedding_norm) @ draft.fc_embedding.T
         # Entry j is made from token j and the streams before it, and the first entry is 1.
         joined = (hidden @ draft.fc_hidden.T + embedded[:, None]).flatten(1)
@@ -82,7 +82,7 @@ class Naive:
 
     def _norm_each(self, x: Tensor, weight: Tensor) -> Tensor:
         count = self.config.streams.count
-        split = x.unflatten(-1, (count, -1))
+        split = each_stream(x, count)
         return self._norm(split, weight.view(count, -1)).flatten(-2)
 
     def _contract(self, normed: Tensor, weights: MixerWeights) -> Tensor:
@@ -123,14 +123,14 @@ class Naive:
         config = self.config
         keys, values = config.key_heads * config.key_dim, config.value_heads * config.value_dim
         projected = x @ weights.in_proj.dequantised(torch.float32).T
-        mixed, z, b, a = projected.split(
+        mixed, z, b, a = projected.split_with_sizes(
             [2 * keys + values, values, config.value_heads, config.value_heads], dim=-1
         )
         mixed = functional.silu(_convolve(mixed, weights.conv, 1))
         state = torch.zeros(config.value_heads, config.value_dim, config.key_dim)
         rows = []
-        for token, gate in enumerate(z.unflatten(-1, (config.value_heads, -1))):
-            q, k, v = mixed[token].split([keys, keys, values])
+        for token, gate in enumerate(each_stream(z, config.value_heads)):
+            q, k, v = mixed[token].split_with_sizes([keys, keys, values])
             outputs = []
             for head in range(config.value_heads):
                 key_head = head * config.key_heads // config.value_heads
@@ -153,11 +153,13 @@ class Naive:
         config, attention = self.config, weights.attention
         heads, kv_heads, dim = config.query_heads, config.kv_heads, config.head_dim
         projected = x @ attention.in_proj.dequantised(torch.float32).T
-        gated, k, v = projected.split([2 * heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
-        q, gate = gated.unflatten(-1, (heads, 2 * dim)).chunk(2, dim=-1)
+        gated, k, v = projected.split_with_sizes(
+            [2 * heads * dim, kv_heads * dim, kv_heads * dim], dim=-1
+        )
+        q, gate = each_stream(gated, heads).chunk(2, dim=-1)
         q = self._turned(self._norm(q, attention.q_norm))
-        k = self._turned(self._norm(k.unflatten(-1, (kv_heads, dim)), attention.k_norm))
-        v = v.unflatten(-1, (kv_heads, dim))
+        k = self._turned(self._norm(each_stream(k, kv_heads), attention.k_norm))
+        v = each_stream(v, kv_heads)
         chosen = self._seen(x, weights)
         self._chosen.append(chosen)
         rows = []
@@ -173,8 +175,10 @@ class Naive:
     def _seen(self, x: Tensor, weights: SparseWeights) -> tuple[tuple[int, ...], ...]:
         """Return the positions that each query attends to, ascending."""
         shape, index = self.config.index, weights.index
-        queries, keys = (x @ index.query_key.T).split([shape.heads * shape.dim, shape.dim], dim=-1)
-        queries = self._norm(queries.unflatten(-1, (shape.heads, -1)), index.q_norm)
+        queries, keys = (x @ index.query_key.T).split_with_sizes(
+            [shape.heads * shape.dim, shape.dim], dim=-1
+        )
+        queries = self._norm(each_stream(queries, shape.heads), index.q_norm)
         queries = self._turned(queries)
         ratio, found = shape.ratio, []
         for position, query in enumerate(queries):
@@ -203,12 +207,13 @@ class Naive:
         rows = weights.table.rows(ids, torch.float32)
         keys = self._norm_each(rows @ weights.key.T, weights.key_norm)
         queries = self._norm_each(streams, weights.query_norm)
-        agreement = (keys * queries).unflatten(-1, (config.streams.count, -1)).sum(-1)
+        agreement = each_stream(keys * queries, config.streams.count).sum(-1)
         agreement = agreement / math.sqrt(config.hidden)
         gate = (agreement.abs().clamp_min(1e-6).sqrt() * agreement.sign()).sigmoid()
         values = (gate[..., None] * (rows @ weights.value.T)[:, None]).flatten(1)
         normed = self._norm_each(values, weights.conv_norm)
-        return values + functional.silu(_convolve(normed, weights.conv, shape.ngram))
+        behind = functional.silu(_convolve(normed, weights.conv, shape.ngram))
+        return torch.add(values, behind)
 
     def _row_ids(self, tokens: Sequence[int], shape: TableShape) -> list[int]:
         """Return the table rows of the last of the tokens."""

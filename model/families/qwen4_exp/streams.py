@@ -37,10 +37,15 @@ def begin_streams(embedded: Tensor, count: int) -> Tensor:
     return embedded.repeat(1, count)
 
 
+def each_stream(x: Tensor, count: int) -> Tensor:
+    """Return x [..., count * width] as [..., count, width]."""
+    return x.reshape(*x.shape[:-1], count, -1)
+
+
 def norm_each(x: Tensor, weight: Tensor, count: int, eps: float) -> Tensor:
     """Return the RMS norm of each stream of x [T, count * hidden] alone, in x's dtype. weight
     [count * hidden] float32: 1 + w."""
-    streams = x.float().unflatten(-1, (count, -1))
+    streams = each_stream(x.float(), count)
     scale = torch.rsqrt(streams.square().mean(-1, keepdim=True) + eps)
     return ((streams * scale).flatten(-2) * weight).to(x.dtype)
 
@@ -49,7 +54,7 @@ def contract(normed: Tensor, weights: MixerWeights, count: int) -> Tensor:
     """Return the mixture [T, hidden] of normed streams [T, count * hidden]."""
     inner = functional.silu(functional.linear(normed, weights.down) / count)
     shares = functional.linear(inner, weights.up).sigmoid()
-    return (shares * normed).unflatten(-1, (count, -1)).mean(dim=-2)
+    return each_stream(shares * normed, count).mean(dim=-2)
 
 
 def read_streams(

@@ -5,6 +5,8 @@ the lower block wins. Sums are in float64 and then rounded to float32. So a scor
 however many queries and blocks are scored together, on every rank.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,7 @@ def block_scores(queries: Tensor, keys: Tensor) -> Tensor:
     products = queries.double() @ keys.double().T
     # A product that is 0 or below in float32 too adds exactly 0.
     agreeing = products.float().relu_().double().sum(dim=1)
-    return (agreeing * queries.shape[-1] ** -0.5).float()
+    return (agreeing / math.sqrt(queries.shape[-1])).float()
 
 
 def best_blocks(scores: Tensor, visible: Tensor, count: int) -> Tensor:

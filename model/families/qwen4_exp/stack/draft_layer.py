@@ -25,7 +25,12 @@ from tasuki.model.families.qwen4_exp.stack.mixers import (
     write_entries,
 )
 from tasuki.model.families.qwen4_exp.stack.plan import BoundForward
-from tasuki.model.families.qwen4_exp.streams import final_input, read_streams, write_streams
+from tasuki.model.families.qwen4_exp.streams import (
+    each_stream,
+    final_input,
+    read_streams,
+    write_streams,
+)
 from tasuki.model.families.qwen4_exp.weights import DraftWeights
 from tasuki.model.forward import Reduce
 from tasuki.model.ops.draft.reference import CarryPlan, carry_over, states_before
@@ -51,7 +56,7 @@ class DraftRows:
     def unpack(rows: Tensor, config: Qwen4ExpConfig) -> "DraftRows":
         """Return the parts of packed rows."""
         streams, window = rows.tensor_split([config.stream_width], dim=-1)
-        return DraftRows(streams, window.unflatten(-1, (-1, config.index.dim)))
+        return DraftRows(streams, window.reshape(len(window), -1, config.index.dim))
 
     @staticmethod
     def of_slots(views: Mapping[str, Tensor], dtype: torch.dtype) -> "DraftRows":
@@ -141,7 +146,7 @@ class DraftLayer:
         weights, eps, count = self.weights, self.config.norm_eps, self.config.streams.count
         embedded = functional.embedding(tokens, self.embedding)
         embedded = rms_norm(embedded, weights.embedding_norm, eps)
-        hidden = rms_norm(before, weights.hidden_norm, eps).unflatten(-1, (count, -1))
+        hidden = each_stream(rms_norm(before, weights.hidden_norm, eps), count)
         hidden = functional.linear(hidden, weights.fc_hidden)
         return (hidden + functional.linear(embedded, weights.fc_embedding)[:, None]).flatten(1)
 

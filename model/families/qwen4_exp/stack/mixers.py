@@ -80,10 +80,12 @@ class SparseInputs:
     def of(x: Tensor, weights: SparseWeights, config: Qwen4ExpConfig) -> "SparseInputs":
         """Project a layer's input x [T, hidden]."""
         index = functional.linear(x, weights.index.query_key)
-        queries, keys = index.split([config.index.heads * config.index.dim, config.index.dim], -1)
+        queries, keys = index.split_with_sizes(
+            [config.index.heads * config.index.dim, config.index.dim], -1
+        )
         return SparseInputs(
             attention=product(x, weights.attention.in_proj),
-            index_queries=queries.unflatten(-1, (-1, config.index.dim)),
+            index_queries=queries.reshape(len(x), -1, config.index.dim),
             index_keys=keys,
         )
 
@@ -105,7 +107,7 @@ def sparse_mixer(
     heads, dim, eps = config.query_heads, config.head_dim, config.norm_eps
     width = config.kv_heads * dim
     gated, k, v = inputs.attention.split_with_sizes([2 * heads * dim, width, width], dim=-1)
-    q, gate = gated.unflatten(-1, (heads, 2 * dim)).chunk(2, dim=-1)
+    q, gate = gated.reshape(-1, heads, 2 * dim).chunk(2, dim=-1)
     write_entries(k, v, attention, views["kv"], config, bound)
     write_index(extended, weights.index.k_norm, eps, views["index"], plan)
     index_q = rms_norm(inputs.index_queries, weights.index.q_norm, eps)
@@ -117,7 +119,8 @@ def sparse_mixer(
         plan,
         room,
     )
-    return (output * gate.sigmoid()).flatten(1)
+    opened: Tensor = output * gate.sigmoid()
+    return opened.flatten(1)
 
 
 def write_entries(
@@ -130,7 +133,7 @@ def write_entries(
 ) -> None:
     """Norm and rotate keys k, and write them with values v into pages. Both are [T, kv_heads *
     head_dim], as projected."""
-    k, v = (x.unflatten(-1, (config.kv_heads, config.head_dim)) for x in (k, v))
+    k, v = (x.reshape(-1, config.kv_heads, config.head_dim) for x in (k, v))
     k = apply_rotary(rms_norm(k, weights.k_norm, config.norm_eps), bound.cos, bound.sin)
     write_rows(k, v, kv, bound.places)
 

@@ -79,7 +79,7 @@ class BoundForward:
         """Bind a batch of the model's layers. Raises PicturesUnsupported for rotary positions other
         than text's."""
         entries = BoundForward.of_entries(batch, config, angles)
-        tokens = batch.token_ids.split(batch.cu_seqlens.diff().tolist())
+        tokens = batch.token_ids.split_with_sizes(batch.cu_seqlens.diff().tolist())
         tables = {}
         for table in config.tables:
             window = entries.state.windows[config.table_window(table)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig, TableShape
-from tasuki.model.families.qwen4_exp.streams import norm_each
+from tasuki.model.families.qwen4_exp.streams import each_stream, norm_each
 from tasuki.model.families.qwen4_exp.table.hash import context_ids, row_ids
 from tasuki.model.families.qwen4_exp.table.rows import NgramTable
 from tasuki.model.families.qwen4_exp.windows import WindowPlan
@@ -82,7 +82,7 @@ def gated_rows(
     rows = weights.table.rows(plan.ids, streams.dtype)
     keys = norm_each(functional.linear(rows, weights.key), weights.key_norm, count, eps)
     queries = norm_each(streams, weights.query_norm, count, eps)
-    agreement = (keys * queries).unflatten(-1, (count, -1)).sum(-1, keepdim=True)
+    agreement = each_stream(keys * queries, count).sum(-1, keepdim=True)
     agreement = agreement / math.sqrt(config.hidden)
     gate = (agreement.abs().clamp_min(1e-6).sqrt() * agreement.sign()).sigmoid()
     values = (gate * functional.linear(rows, weights.value)[:, None, :]).flatten(1)

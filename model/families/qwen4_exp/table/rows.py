@@ -35,7 +35,7 @@ class NgramTable:
         found = torch.empty(len(flat), self.shape.dim, dtype=dtype)
         each = len(self.shards[0])
         owners = flat // each
-        for shard in owners.unique().tolist():
+        for shard in sorted({*owners.tolist()}):
             places = (owners == shard).nonzero()[:, 0]
             stored = _taken(self.shards[shard], flat[places] - shard * each)
             numbers = stored if self.scale is None else stored.float() * self.scale.float()
