@@ -15,6 +15,7 @@ from tasuki.model.weights.safetensors_folder import check_kernels
 from tasuki.model.weights.source import ShardedSource
 from tasuki.utils.options import Auto
 
+from .cpu_plan import cpu_plan
 from .picture_plan import cpu_pictures
 from .serve_config import GPUS, DryRunConfig
 
@@ -35,13 +36,18 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
             f"quantization is {config.quantization}, and --model is a folder, whose files say how "
             "weights are stored: leave it out, or give a published name"
         )
-    _check_folder(Path(name))
+    family = family_of(model)
+    if family.has_kernels:
+        _check_folder(Path(name))
     share: Share = whole
     if engine_config.tensor_parallel > 1:
         shard = shard_of(engine_config, 0)
-        cuts = family_of(model).cuts(model)
+        cuts = family.cuts(model)
         share = partial(ShardedSource, cuts=cuts, shard=shard)
         model = cuts.part(shard)
+
+    if not family.has_kernels:
+        return cpu_plan(model, engine_config, config.quantization, share)
 
     def planned(free: int, total: int) -> str:
         device = engine_config.usable_of(free, total)

@@ -55,24 +55,20 @@ def _experts_products(config: Qwen4ExpConfig) -> int:
 
 
 def weight_sizes(config: Qwen4ExpConfig, dtype: torch.dtype, source: TensorSource) -> WeightSizes:
-    """Count and return the bytes of a model's weights, without tables. source: shapes of the stored
+    """Count and return the bytes of a model's weights; `total` leaves out tables. source: shapes of the stored
     tensors, without memory. Raises WeightsError from the source."""
     shape = config.feed_forward
     assert isinstance(shape, MoeShape)
     weights = Assembler(config, source, dtype, "meta").whole()
     every = [layer.experts for layer in weights.layers]
     routed = sum(experts.gate_up.nbytes + experts.down.nbytes for experts in every)
-    total = sum(tensor.nbytes for tensor in tensors(weights)) - table_bytes(weights)
+    tables = sum(table.nbytes for table in weights.tables)
+    total = sum(tensor.nbytes for tensor in tensors(weights)) - tables
     looked_up = 0 if config.tied else weights.embedding.nbytes
     if config.tied:
         total -= weights.head.nbytes
     dense = total - looked_up - routed - _of_guesses(weights)
-    return WeightSizes(total, dense, routed, shape.experts, shape.chosen)
-
-
-def table_bytes(weights: ModelWeights) -> int:
-    """Return the bytes of all n-gram tables."""
-    return sum(layer.table.table.nbytes for layer in weights.layers if layer.table is not None)
+    return WeightSizes(total, dense, routed, shape.experts, shape.chosen, tables)
 
 
 def _of_guesses(weights: ModelWeights) -> int:

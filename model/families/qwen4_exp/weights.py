@@ -68,3 +68,8 @@ class ModelWeights(Weights):
     layers: tuple[LayerWeights, ...]
     final: MixerWeights
     draft: DraftWeights | None = None
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        every = [layer.table.table for layer in self.layers if layer.table is not None]
+        return tuple(shard for table in every for shard in table.shards)

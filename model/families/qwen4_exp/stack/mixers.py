@@ -79,13 +79,14 @@ class SparseInputs:
     @staticmethod
     def of(x: Tensor, weights: SparseWeights, config: Qwen4ExpConfig) -> "SparseInputs":
         """Project a layer's input x [T, hidden]."""
+        shape = config.index
         index = functional.linear(x, weights.index.query_key)
         queries, keys = index.split_with_sizes(
             [config.index.heads * config.index.dim, config.index.dim], -1
         )
         return SparseInputs(
             attention=product(x, weights.attention.in_proj),
-            index_queries=queries.reshape(len(x), -1, config.index.dim),
+            index_queries=queries.reshape(len(x), -1, shape.dim),
             index_keys=keys,
         )
 
