@@ -55,8 +55,8 @@ def _experts_products(config: Qwen4ExpConfig) -> int:
 
 
 def weight_sizes(config: Qwen4ExpConfig, dtype: torch.dtype, source: TensorSource) -> WeightSizes:
-    """Count and return the bytes of a model's weights; `total` leaves out tables. source: shapes of the stored
-    tensors, without memory. Raises WeightsError from the source."""
+    """Count and return the bytes of a model's weights; `total` leaves out tables. source: shapes of the
+    stored tensors, without memory. Raises WeightsError from the source."""
     shape = config.feed_forward
     assert isinstance(shape, MoeShape)
     weights = Assembler(config, source, dtype, "meta").whole()
