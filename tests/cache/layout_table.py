@@ -135,7 +135,7 @@ def of_shape(shape: Shape) -> dict[str, Any]:
     layout = shape.layout()
     whole: Callable[[object], object] = (lambda v: v) if shape.model == _WHOLE else digest
     entry: dict[str, Any] = {
-        "contract": whole(Contract("w", layout).flat()),
+        "contract": whole(dict(sorted(Contract("w", layout).flat().items()))),
         "ranks": {
             str(ranks): {
                 **{name: getattr(part, name) for name in (*_SIZES, *_COUNTS)},
