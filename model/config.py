@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.pycache.layout import MODEL_KINDS, CacheLayout, LayerKind
+from tasuki.pycache.layout import CacheLayout
 
+from .cache_shape import MODEL_KINDS, CacheShape, LayerKind
 from .config_json import ConfigFields, ModelConfigError, RopeSettings, Yarn
 
 _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
@@ -135,14 +136,14 @@ class ModelConfig:
 
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
         """Return the cache layout for this model. The three dtypes are names known to
-        `pycache.layout.itemsize`."""
+        `pycache.parts.itemsize`."""
         drafts = self.draft_layers > 0
-        return CacheLayout(
+        return CacheShape(
             layer_kinds=self.layer_kinds + (LayerKind.DRAFT,) * self.draft_layers,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             kv_dtype=kv_dtype,
-            conv_channels=self.conv_channels,
+            key_heads=self.key_heads,
             conv_columns=self.conv_width - 1,
             conv_dtype=conv_dtype,
             value_heads=self.value_heads,
@@ -151,7 +152,7 @@ class ModelConfig:
             ssm_dtype=ssm_dtype,
             carry_width=self.hidden if drafts else 0,
             carry_dtype=conv_dtype,
-        )
+        ).layout()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops, ShapesOnly, WeightSizes
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
+from tasuki.pycache.arena import torch_dtype
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 
 from .timing import median_seconds
@@ -80,7 +81,7 @@ class ModelFloor:
     ) -> "ModelFloor":
         """Build the floors of a model. quantization: format of the weights; their bytes count as
         stored. A prefill's floor uses bf16 products in every format."""
-        dtype: torch.dtype = getattr(torch, layout.conv_dtype)
+        dtype = torch_dtype(layout.columns[0].dtype)
         source = QuantisedSource(ShapesOnly(), RECIPES[quantization]) if quantization else None
         sizes = WeightSizes.of(config, dtype, source)
         return ModelFloor(floors, sizes, layout, PrefillFlops.for_model(config))
@@ -89,7 +90,8 @@ class ModelFloor:
     def _read_bytes(self) -> float:
         """Return the KV bytes read by a step for one token of context. A draft layer's KV is read
         only for its own guesses, so it is left out."""
-        return self.layout.full_layers * self.layout.block_bytes / PAGE_TOKENS
+        own = len(self.layout.regions) - self.layout.draft_layers
+        return own * self.layout.block_bytes / PAGE_TOKENS
 
     def decode(self, batch: int, context: float) -> float:
         """Return the least seconds of a decode step of `batch` requests with `context` tokens

@@ -25,7 +25,8 @@ from tasuki.model.qwen3_5 import FIRST_IDS
 from tasuki.model.weights.safetensors_files import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import TensorSource
-from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout, itemsize
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
+from tasuki.pycache.parts import FP8_ROWS, itemsize
 from tasuki.utils.options import Auto
 
 from .towers import TowerMemory
@@ -122,7 +123,7 @@ class MemoryPlan:
         the config's folder has none. model, share: see weights_of(). Raises WeightsError and
         ModelConfigError if the folder cannot be read."""
         config = config.of_a_gpu().drafting(model.draft_layers, on_gpu=True)
-        layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
+        layout = layout_of(model, config)
         rotary = rotary_cache_bytes(model, model.max_position)
         weights = weights_of(model, config, quantization, share).total
         tower = TowerMemory.of(config)
@@ -269,7 +270,8 @@ def _drafts(
     logits = 2 * tokens * model.vocab * size
     attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
     # A step's rows and those of the step before are kept.
-    kept = tokens * (2 * kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
+    stateful = len(layout.states) - layout.draft_layers
+    kept = tokens * (2 * kept_bytes(model, stateful, size) + layout.draft_state_bytes)
     activations = _activations(model, tokens, config.compute_dtype)
     found = _GRAPHS_BYTES + activations + logits + attention + kept
     return found + (_guesses(model, config, layout, rows) if config.drafts_by_layer else 0)
@@ -282,7 +284,7 @@ def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows
     logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
     attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim
     activations = _activations(model, rows, config.compute_dtype)
-    return _GRAPHS_BYTES + activations + head + logits + attention + rows * layout.carry_bytes
+    return _GRAPHS_BYTES + activations + head + logits + attention + rows * layout.draft_state_bytes
 
 
 def _activations(model: ModelConfig, tokens: int, dtype: str) -> int:
@@ -309,6 +311,11 @@ CPU_MAX_BATCH = 64
 _FEWEST_SLABS = 4
 
 
+def layout_of(model: ModelConfig, config: EngineConfig) -> CacheLayout:
+    """Return the layout of the model's cache in the config's dtypes."""
+    return model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
+
+
 def arena_slabs(
     config: EngineConfig,
     model: ModelConfig,
@@ -323,7 +330,7 @@ def arena_slabs(
     share: see weights_of(). Raises EngineConfigError if the arena would be too small for any
     request.
     """
-    layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
+    layout = layout_of(model, config)
     if isinstance(config.arena_mib, Auto) and free is not None:
         return _slabs_that_fit(MemoryPlan.of(model, config, free, role, share=share))
     mib = CPU_ARENA_MIB if isinstance(config.arena_mib, Auto) else config.arena_mib

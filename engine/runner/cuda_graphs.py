@@ -228,8 +228,8 @@ class VerifyGraphs:
         layers."""
         batch = self._rows.batch(size, width, self._table)
         operators = self._backend.bind_verify(batch, self._scratch)
-        carry = self._arena.carry[0] if self._arena.layout.draft_layers else None
-        operators.fold(self._arena.conv, carry)
+        carry = next(iter(self._arena.views("carry")), None)
+        operators.fold(self._arena.views("conv"), carry)
         if self._drafts is None:
             tokens = self._rows.ids(size, width)
         else:

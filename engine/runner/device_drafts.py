@@ -314,9 +314,9 @@ class DraftVerifier:
         rows = FoldRows(*host.to(self._device, non_blocking=True))
         arena, hidden = self._arena, self._scratch.hidden
         kept = self._scratch.kept.of(self._turn)
-        gdn_fold(kept, self._model.config, arena.conv, arena.ssm, rows)
+        gdn_fold(kept, self._model.config, arena.views("conv"), arena.views("ssm"), rows)
         if hidden is not None:
-            fold_carry(hidden, rows, arena.carry[0])
+            fold_carry(hidden, rows, arena.views("carry")[0])
 
 
 class LayerDrafter:
@@ -349,8 +349,9 @@ class LayerDrafter:
         self._verifier = verifier
         self._drafts = drafts
         self._most = min(shape.rows, MOST_ROWS)
+        carry = arena.views("carry")[0]
         self._rows = GuessRows(
-            self._most, model.config.hidden, last_tokens, arena.carry[0], verifier.last_sampled
+            self._most, model.config.hidden, last_tokens, carry, verifier.last_sampled
         )
         self._table = BlockTable(self._most, shape.pages, arena.bytes.device)
         self._graphs = GuessGraphs(

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, is_dataclass
 import torch
 from torch import Tensor
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
-from tasuki.pycache.layout import LayerKind
 from tasuki.utils.logs import Progress, no_progress
 
 from .kernel_layout import for_kernels

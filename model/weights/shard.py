@@ -16,7 +16,7 @@ from enum import Enum
 
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.model.config_json import ModelConfigError
-from tasuki.pycache.layout import share
+from tasuki.pycache.parts import share
 
 from .matrix import Part, WeightsError
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from tasuki.model.known_models import PUBLISHED, published_or_folder
-from tasuki.pycache.layout import FP8_ROWS, CacheLayout, rank_layout
+from tasuki.pycache.layout import CacheLayout, rank_layout
+from tasuki.pycache.parts import FP8_ROWS
 from tasuki.transfer.chunks.chunk import ChunkHeader
 from tasuki.transfer.chunks.descriptors import TransferUnits, chunk_bytes
 from tasuki.transfer.chunks.digest import ArenaChunk, ChunkRows, chunk_rows

@@ -14,7 +14,7 @@ from tasuki.engine.assembly.parts import EngineParts, torch_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import FP8_ROWS
+from tasuki.pycache.parts import FP8_ROWS
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
 from tests.harness.fp8_answers import Fp8Answers, config, engine, parts, whole
@@ -33,9 +33,9 @@ class TestFp8AnswersOnTheCpu(Fp8Answers):
 @pytest.mark.parametrize("model", OWN_MODELS)
 def test_pages_are_of_fp8_and_the_draft_layers_too(model: str) -> None:
     layout = parts(model).layout
-    assert (layout.kv_dtype, layout.conv_dtype) == (FP8_ROWS, "float32")
-    assert {region.dtype for region in layout.regions} == {"uint8"}
-    assert len(layout.regions) == layout.full_layers + layout.draft_layers
+    assert (layout.page_dtype, layout.columns[0].dtype) == (FP8_ROWS, "float32")
+    assert {part.dtype for region in layout.regions for part in region.parts} == {"uint8"}
+    assert layout.draft_layers and layout.regions[-1].layer == len(layout.layers) - 1
 
 
 def test_counters_say_how_a_node_stores_what_it_has() -> None:

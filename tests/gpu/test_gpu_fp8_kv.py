@@ -20,7 +20,7 @@ from tasuki.model.ops.attention.page_rows import fp8_views
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.fp8_rows import decode_rows
-from tasuki.pycache.layout import FP8_ROWS
+from tasuki.pycache.parts import FP8_ROWS
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.gpu.shapes import CONFIGS, parts_of

@@ -24,7 +24,7 @@ from tasuki.model.weights.shard import (
     is_elsewhere,
 )
 from tasuki.model.weights.source import PlainSource, ShardedSource
-from tasuki.pycache.layout import share
+from tasuki.pycache.parts import share
 from tests.harness.covering import slow_behind
 from tests.harness.goldens import MODELS, QUANTISED, reference_dir
 from tests.harness.model_shapes import DENSE, MOE, moe_raw
