@@ -21,7 +21,7 @@ from tasuki.prefill_node.handover_service import HandoverService
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.keys import Keys
 from tasuki.pycache.layout import CacheLayout
-from tasuki.pycache.parts import Heads, LayerCache, Part
+from tasuki.pycache.parts import Heads, LayerCache, Part, Whole
 from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.chunks.chunk import FinishedLayers, StepCounter
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
@@ -38,7 +38,7 @@ _LAYOUT = CacheLayout(
         LayerCache(
             "state",
             slot=(
-                Part("window", (24, 3), "float32", Heads(1)),
+                Part("window", (24, 3), "float32", Whole()),
                 Part("matrix", (2, 16, 16), "float32", Heads(2)),
             ),
         ),

@@ -27,7 +27,7 @@ from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import page_ids
 from tasuki.pycache._cpp_cache import StepCounter, digest_instructions
 from tasuki.pycache.layout import CacheLayout
-from tasuki.pycache.parts import Heads, LayerCache, Part
+from tasuki.pycache.parts import Heads, LayerCache, Part, Whole
 from tasuki.transfer.chunks.chunk import ChunkHeader, Destination, FinishedLayers
 from tasuki.transfer.chunks.descriptors import Segments, chunk_bytes
 from tasuki.transfer.chunks.digest import ChunkDigester
@@ -56,7 +56,7 @@ LAYOUT = CacheLayout(
         LayerCache(
             "state",
             slot=(
-                Part("window", (64, 3), "bfloat16", Heads(1)),
+                Part("window", (64, 3), "bfloat16", Whole()),
                 Part("matrix", (4, 128, 128), "float32", Heads(4)),
             ),
         ),

@@ -21,7 +21,7 @@ from tasuki.engine.tiers.tier_copiers import disk_copier
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.arena import Arena, run_copies
 from tasuki.pycache.layout import PAGE_TOKENS, ArenaKey, CacheLayout, Place
-from tasuki.pycache.parts import Heads, LayerCache, Part
+from tasuki.pycache.parts import Heads, LayerCache, Part, Whole
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tests.harness.tiers import Fault, FaultyCopies, FaultyDisk
 from tests.harness.waiting import ManualClock
@@ -30,7 +30,7 @@ _PAGES = LayerCache("pages", page=(Part("kv", (1, 2, 64, 2), "float32", Heads(1)
 _STATE = LayerCache(
     "state",
     slot=(
-        Part("window", (8, 4), "float32", Heads(1)),
+        Part("window", (8, 4), "float32", Whole()),
         Part("matrix", (2, 16, 8), "float32", Heads(2)),
     ),
 )

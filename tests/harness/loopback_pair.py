@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tasuki.model.cache_shape import CacheShape, LayerKind
 from tasuki.pycache.layout import CacheLayout
-from tasuki.pycache.parts import Heads, LayerCache
+from tasuki.pycache.parts import LayerCache, Segments
 from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
 from tasuki.transfer.chunks.descriptors import UnitSizes, layer_bytes
 from tasuki.transfer.chunks.digest import ChunkDigester
@@ -38,7 +38,7 @@ TRANSFER_ID, GENERATION = 7, 3
 def small_layout(
     kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2, channels: int = 24, **numbers: Any
 ) -> CacheLayout:
-    """Return a layout of few bytes. channels: of the window, which is one head. numbers: of
+    """Return a layout of few bytes. channels: of the window. numbers: of
     CacheShape, in place of the small ones."""
     small = CacheShape(
         layer_kinds=kinds,
@@ -70,7 +70,7 @@ def _with_window(cache: LayerCache, channels: int) -> LayerCache:
     return replace(
         cache,
         slot=tuple(
-            replace(part, shape=(channels, part.shape[1]), cut=Heads(1))
+            replace(part, shape=(channels, part.shape[1]), cut=Segments(((1, channels),)))
             if part.name == "conv"
             else part
             for part in cache.slot
