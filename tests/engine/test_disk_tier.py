@@ -319,7 +319,7 @@ def test_what_waits_behind_a_piece_that_does_not_end_is_given_up() -> None:
     thread.begin(CopyJob(4, Direction.UP, (), (1, 3)))
     until(lambda: bool(ends.extend(thread.take_ended()) or ends[1:]), ends)
     assert ends[1] == (4, JobEnd.DONE)
-    assert np.array_equal(*(segments._arena.views("ssm")[0][slot].numpy() for slot in (0, 3)))
+    assert np.array_equal(*(segments._arena.views("matrix")[0][slot].numpy() for slot in (0, 3)))
     assert thread.close(HANG_SECONDS)
 
 

@@ -69,7 +69,7 @@ def test_drafts_change_no_token(speculate: str) -> None:
 def stored_rows(arena: Arena, pages: list[int], tokens: int) -> tuple[Tensor, Tensor]:
     """Return codes and scales of a sequence's tokens in every region, on the host: [regions,
     tokens, heads, sides, dim] and without dim."""
-    found = [fp8_views(kv[pages].cpu()) for kv in arena.kv]
+    found = [fp8_views(kv[pages].cpu()) for kv in arena.views("kv")]
     codes = torch.stack([codes.permute(0, 3, 1, 2, 4).flatten(0, 1) for codes, _ in found])
     scales = torch.stack([scales.permute(0, 3, 1, 2).flatten(0, 1) for _, scales in found])
     return codes[:, :tokens], scales[:, :tokens]

@@ -149,7 +149,7 @@ def test_second_turn_resumes_from_a_checkpoint_of_the_first(model_name: str, bou
     earlier = Request(workspace, len(first.prompt))
     checkpoint = workspace.dirty_slot()
     earlier.forward(first.prompt, checkpoints=((boundary, checkpoint),))
-    states = [*workspace.arena.views("conv"), *workspace.arena.ssm]
+    states = [*workspace.arena.views("conv"), *workspace.arena.views("ssm")]
     before = [view[checkpoint].clone() for view in states]
 
     shared = boundary // PAGE_TOKENS
