@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.pycache.layout import CacheLayout, rank_layout
 from tasuki.pycache.parts import FP8_ROWS
 from tasuki.transfer.chunks.chunk import ChunkHeader
@@ -26,6 +26,7 @@ from tasuki.transfer.ranks.head_rows import HeadRows
 from tasuki.transfer.ranks.ranked_source import RankedSegments
 from tasuki.transfer.ranks.region import RankSpans
 from tasuki.transfer.settings import Precision, WirePrecision
+from tests.harness.qwen35 import published_or_folder
 
 TABLE = Path(__file__).with_name("layout_table.json")
 RANKS = (1, 2, 4)

@@ -32,7 +32,7 @@ from tests.harness.waiting import HANG_SECONDS
 pytestmark = needs_nixl
 
 TRANSFER_ID = 3
-LAYERS = len(small_layout().layer_kinds)
+LAYERS = len(small_layout().layers)
 
 
 class Decode:

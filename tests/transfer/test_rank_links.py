@@ -9,11 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from tasuki.model.cache_shape import LayerKind
-from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.model.weights.shard import Shard
 from tasuki.pycache.layout import CacheLayout, rank_layout
 from tasuki.pycache.parts import Heads, Segments, itemsize, share
 from tasuki.transfer.ranks.links import RankLink, Segment, rank_links
+from tests.harness.qwen35 import published_or_folder
 
 SIZES = (1, 2, 4, 8)
 PAGES = range(8)

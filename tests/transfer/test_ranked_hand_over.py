@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasuki.model.cache_shape import CacheShape, LayerKind
-from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import ArenaKey, CacheLayout
 from tasuki.pycache.parts import FP8_ROWS, share
@@ -31,6 +31,7 @@ from tasuki.transfer.transports.loopback import (
     no_faults,
 )
 from tests.harness.loopback_pair import Ends, random_ids
+from tests.harness.qwen35 import published_or_folder
 from tests.harness.waiting import HANG_SECONDS
 
 TRANSFER_ID, GENERATION, PAGES, SLABS = 5, 2, 7, 12
