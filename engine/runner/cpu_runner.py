@@ -172,7 +172,7 @@ class CpuRunner:
         self._model = model
         self._arena = arena
         self._steps = steps
-        self._hooks = LayerTicks(steps, len(arena.layout.layer_kinds))
+        self._hooks = LayerTicks(steps, len(arena.layout.layers))
         self._sequences = SequenceStates(arena.slabs)
         self._adjustments = kept_adjustments(together)(model.config, grammars)
         self._together = together
@@ -180,8 +180,8 @@ class CpuRunner:
         self._sampled: dict[int, list[int]] = {}
         self._recent = RecentIds(model.config.ids_before)
         self._held = HeldInputs()
-        kinds = enumerate(arena.layout.layer_kinds)
-        self._with_state = frozenset(layer for layer, kind in kinds if kind.keeps_state)
+        caches = enumerate(arena.layout.layers)
+        self._with_state = frozenset(layer for layer, cache in caches if cache.slot)
         self._ended_at = time.perf_counter()
 
     @property
