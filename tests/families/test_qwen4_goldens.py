@@ -10,7 +10,8 @@ import torch
 
 from tasuki.model.families.qwen4_exp.stack.model import Qwen4ExpModel
 from tasuki.model.forward import LayerHooks
-from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
+from tasuki.model.cache_shape import LayerKind
+from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.covering import every_value, slow_behind
 from tests.harness.goldens import Golden, golden
 from tests.harness.qwen4_models import FOLDER, OwnSequence, load_model

@@ -8,7 +8,7 @@ import torch
 
 from tasuki.model.families.qwen4_exp.reference import Naive
 from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
-from tests.harness.qwen4_models import OwnSequence, odd_raw, random_model
+from tests.harness.qwen4_models import PAGED, OwnSequence, odd_raw, random_model
 
 TOLERANCE = 1e-3
 SHAPES = {
@@ -87,7 +87,7 @@ def test_folded_states_equal_stepped_ones(name: str) -> None:
         verified.tokens += drafts[:count]
         for own, other in zip(verified.views, stepped.views, strict=True):
             for part in own:
-                if part not in ("kv", "index"):
+                if part not in PAGED:
                     after = own[part][verified.slots[0]], other[part][stepped.slots[0]]
                     assert off(*after) < 1e-4, part
     logits = [sequence.forward([3]) for sequence in (verified, stepped)]
@@ -116,12 +116,9 @@ def test_sequences_of_a_batch_do_not_touch_each_other() -> None:
     model = random_model(SHAPES["odd"])
     first, second = prompt(5, 80), prompt(6, 43)
     alone = [OwnSequence(model).forward(tokens) for tokens in (first, second)]
-    sequence = OwnSequence(model, pages=12)
-    other = OwnSequence(model, pages=12)
-    items = [
-        sequence.slice(first),
-        replace(other.slice(second), pages=[3, 2, 1], read_slot=0, write_slot=3),
-    ]
+    sequence = OwnSequence(model, slabs=30)
+    other = OwnSequence(model, arena=sequence.arena, slab=15)
+    items = [sequence.slice(first), other.slice(second)]
     logits = model.forward(Batch.pack(items), sequence.arena, NullHooks())
     for row, want in zip(logits, alone, strict=True):
         assert off(row, want) < 1e-4

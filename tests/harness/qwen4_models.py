@@ -1,9 +1,8 @@
-"""Qwen4-Exp models for tests: the golden one, and random ones of odd sizes, over bare views."""
+"""Qwen4-Exp models for tests: the golden one, and random ones of odd sizes."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
 from tasuki.model.weights.matrix import WHOLE, Part
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import RandomSource
-from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
+from tasuki.pycache.arena import Arena
 from tests.harness.goldens import BESIDE
 
 FOLDER = BESIDE / "qwen4-exp-tiny"
@@ -98,67 +97,37 @@ def random_model(raw: dict[str, Any], seed: int = 3) -> Qwen4ExpModel:
     return Qwen4ExpModel(config, Assembler(config, RandomSource(seed), torch.float32).whole())
 
 
-def bare_views(config: Qwen4ExpConfig, pages: int, slots: int) -> list[dict[str, Tensor]]:
-    """Return float32 views of NaN for a model: each layer's parts, the draft layer's last."""
-
-    def nan(*shape: int) -> Tensor:
-        return torch.full(shape, torch.nan)
-
-    views = []
-    for layer, kind in enumerate((*config.layer_kinds, LayerKind.DRAFT)):
-        if kind is LayerKind.GDN:
-            own = {
-                "conv": nan(slots, config.conv_channels, config.conv_width - 1),
-                "ssm": nan(slots, config.value_heads, config.value_dim, config.key_dim),
-            }
-            table = config.table_at(layer)
-            if table is not None:
-                own["ple_window"] = nan(slots, config.stream_width, config.table_window(table))
-        else:
-            index = config.index
-            kv = (config.kv_heads, 2, PAGE_TOKENS, config.head_dim)
-            rows = (PAGE_TOKENS // index.ratio, index.dim)
-            # One block has both, as in an arena.
-            block = nan(pages, prod(kv) + prod(rows))
-            own = {
-                "kv": block[:, : prod(kv)].unflatten(1, kv),
-                "index": block[:, prod(kv) :].unflatten(1, rows),
-                "index_window": nan(slots, index.dim, index.ratio - 1),
-            }
-            if kind is LayerKind.DRAFT:
-                own["carry"] = nan(slots, config.stream_width)
-        views.append(own)
-    return views
-
-
-class BareArena:
-    def __init__(self, config, pages, slots):
-        from types import SimpleNamespace as N
-
-        self.views_ = bare_views(config, pages, slots)
-        self.layout = N(
-            draft_layers=1,
-            layers=[N(page=[N(name=n) for n in own], slot=[]) for own in self.views_],
-        )
-
-    def view(self, layer, name):
-        return self.views_[layer][name]
+PAGED = ("kv", "index")
+"""Names of the parts of pages."""
+_PAGES = 5
 
 
 class OwnSequence:
-    """One sequence over bare views: pages in falling order, two slots in turn."""
+    """One sequence over an arena of NaN: pages in falling order, two slots in turn."""
 
-    def __init__(self, model: Qwen4ExpModel, pages: int = 8, slots: int = 4) -> None:
+    def __init__(
+        self, model: Qwen4ExpModel, slabs: int = 12, arena: Arena | None = None, slab: int = 0
+    ) -> None:
+        """slabs: of a new arena, full of NaN. arena: another sequence's, to share; its slabs from
+        number `slab` on are this one's."""
+        layout = model.config.cache_layout("float32", "float32", "float32")
         self.model = model
-        self.arena = BareArena(model.config, pages, slots)
+        self.arena = arena or Arena(layout, slabs)
+        if arena is None:
+            self.arena.bytes.fill_(0xFF)
         self.views = views_of(self.arena)
-        self.pages = list(range(pages - 1, -1, -1))
-        self.slots = [0, 1]
+        # The first slabs have slots: two in turn, and two for checkpoints.
+        self.slots = [slab, slab + 1]
+        blocks = layout.blocks_per_slab
+        firsts = range((slab + 4) * blocks, self.arena.slabs * blocks, blocks)
+        ids = [first + page for first in firsts for page in range(layout.pages_per_slab)]
+        self.pages = ids[_PAGES - 1 :: -1]
+        assert len(self.pages) == _PAGES, "give more slabs"
         self.tokens: list[int] = []
         for own in self.views:
             for name, view in own.items():
-                if name not in ("kv", "index"):
-                    view[0] = 0
+                if name not in PAGED:
+                    view[slab] = 0
 
     def slice(self, tokens: Sequence[int], **others: Any) -> SequenceSlice:
         """Return a slice of the next tokens, that reads one slot and writes the other."""

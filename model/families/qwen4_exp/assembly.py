@@ -24,7 +24,7 @@ from tasuki.model.families.qwen4_exp.weights import (
 from tasuki.model.weights.layers import GdnWeights, for_device, laid_out
 from tasuki.model.weights.matrix import Matrix, WeightsError
 from tasuki.model.weights.source import TensorSource
-from tasuki.pycache.layout import LayerKind
+from tasuki.model.cache_shape import LayerKind
 from tasuki.utils.logs import Progress, no_progress
 
 

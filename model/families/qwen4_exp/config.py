@@ -1,4 +1,7 @@
-"""The shape of a Qwen4-Exp text model, beside the sizes that every hybrid model has.
+"""The shape of a Qwen4-Exp text model, beside the sizes that every hybrid model has, and its cache.
+
+Index keys are the tail of a sparse layer's block, whole on every rank, since all ranks choose
+alike. Windows and the carry are whole too: they are rows of streams or of index keys.
 
 Immutable, so free to share between threads. Invariants: every attention layer is sparse; a table is
 before a recurrent layer only.
@@ -7,7 +10,10 @@ before a recurrent layer only.
 from dataclasses import dataclass
 from enum import Enum
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DeltaNetConfig
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
+from tasuki.pycache.parts import Heads, LayerCache, Part, Segments, Whole
 
 
 class OutputGate(Enum):
@@ -97,6 +103,9 @@ class Qwen4ExpConfig(DeltaNetConfig):
             found += f"; n-grams by {factors}, ended by {self.end_of_text}"
         return found
 
+    def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
+        return _layout_of(self, kv_dtype, conv_dtype, ssm_dtype)
+
     @property
     def ids_before(self) -> int:
         return max((table.ngram - 1 for table in self.tables), default=0)
@@ -112,3 +121,55 @@ class Qwen4ExpConfig(DeltaNetConfig):
     def table_window(self, table: TableShape) -> int:
         """Return the number of rows before a token that the convolution behind a table reads."""
         return (self.table_taps - 1) * table.ngram
+
+
+_SIDES = 2
+
+
+def _layout_of(config: Qwen4ExpConfig, kv_dtype: str, dtype: str, ssm_dtype: str) -> CacheLayout:
+    """Return the layout. dtype: of index keys, windows and carry, the model's own."""
+    draft = _sparse("draft", config, kv_dtype, dtype, (_carry(config, dtype),))
+    sparse = _sparse("sparse_attention", config, kv_dtype, dtype)
+    layers = [
+        sparse if kind is LayerKind.FULL else _recurrent(config, layer, dtype, ssm_dtype)
+        for layer, kind in enumerate(config.layer_kinds)
+    ]
+    return CacheLayout((*layers, *[draft] * config.draft_layers), config.draft_layers)
+
+
+def _carry(config: Qwen4ExpConfig, dtype: str) -> Part:
+    return Part("carry", (config.stream_width,), dtype, Whole())
+
+
+def _sparse(
+    kind: str, config: Qwen4ExpConfig, kv_dtype: str, dtype: str, slot: tuple[Part, ...] = ()
+) -> LayerCache:
+    """Return the parts of a sparse layer. slot: its slot parts beside the window."""
+    index = config.index
+    kv = (config.kv_heads, _SIDES, PAGE_TOKENS, config.head_dim)
+    return LayerCache(
+        kind,
+        page=(
+            Part("kv", kv, kv_dtype, Heads(config.kv_heads)),
+            Part("index", (PAGE_TOKENS // index.ratio, index.dim), dtype, Whole()),
+        ),
+        slot=(*slot, Part("index_window", (index.dim, index.ratio - 1), dtype, Whole())),
+    )
+
+
+def _recurrent(config: Qwen4ExpConfig, layer: int, dtype: str, ssm_dtype: str) -> LayerCache:
+    """Return the parts of a recurrent layer, with a window if a table is before it."""
+    keys, values = (config.key_heads, config.key_dim), (config.value_heads, config.value_dim)
+    conv = (config.conv_channels, config.conv_width - 1)
+    ssm = (config.value_heads, config.value_dim, config.key_dim)
+    slot = (
+        Part("conv", conv, dtype, Segments((keys, keys, values))),
+        Part("ssm", ssm, ssm_dtype, Heads(config.value_heads)),
+    )
+    table = config.table_at(layer)
+    if table is None:
+        return LayerCache("linear_attention", slot=slot)
+    window = (config.stream_width, config.table_window(table))
+    return LayerCache(
+        "linear_attention_with_table", slot=(*slot, Part("ple_window", window, dtype, Whole()))
+    )

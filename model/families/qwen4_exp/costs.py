@@ -6,7 +6,7 @@ from tasuki.model.config import MoeShape
 from tasuki.model.costs import PrefillFlops, WeightSizes
 from tasuki.model.weights.layers import tensors
 from tasuki.model.weights.source import TensorSource
-from tasuki.pycache.layout import LayerKind
+from tasuki.model.cache_shape import LayerKind
 
 from .assembly import Assembler
 from .config import Qwen4ExpConfig

@@ -14,7 +14,8 @@ from tasuki.model.families.qwen4_exp.config import (
     TableShape,
 )
 from tasuki.model.families.qwen4_exp.table.hash import multipliers, primes_from
-from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
+from tasuki.model.cache_shape import LayerKind
+from tasuki.pycache.layout import PAGE_TOKENS
 
 MODEL_TYPES = frozenset({"qwen4_exp", "qwen4_exp_text"})
 _KINDS = {
