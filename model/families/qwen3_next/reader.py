@@ -1,4 +1,4 @@
-"""The reader of the family's config.json: flat, without `layer_types`, with plain rotary positions."""
+"""The reader of the family's config.json: flat, with experts and plain rotary positions."""
 
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.config_json import ConfigFile
