@@ -6,6 +6,7 @@ Memory with a new owner is NaN until it is written.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,17 +20,22 @@ from tests.harness.kept_goldens import answer_all, node
 from tests.harness.rank_pairs import handed_over_as_goldens_have_it
 from tests.harness.tiered_goldens import come_back_from_below
 
-pytestmark = pytest.mark.skipif(not SETS, reason="no goldens beside the repository")
-
-CHUNKS = {f"{name}-{chunk}": (name, chunk) for name in SETS for chunk in (64, 512)}
+CHUNKS = {f"{name}-{chunk}": (name, chunk) for chunk in (64, 512) for name in SETS}
 RANKS = {
     f"{name}-{senders}-{receivers}": (name, senders, receivers)
     for name in SETS
     for senders, receivers in ((1, 2), (2, 1))
 }
-PIECES = {f"{name}-{size}": (name, size) for name in SETS for size in (37, 1, 100)}
+PIECES = {f"{name}-{size}": (name, size) for size in (37, 1, 100) for name in SETS}
+DRAFTING = tuple(name for name in SETS if has_draft_layer(reference_dir(name)))
 _QUICK_STEP = 29
 """Distance in tokens between the positions resumed at in `make test`."""
+
+
+def some_slow(names: tuple[str, ...]) -> list[Any]:
+    """Return the sets as parameters. The slow one's family has other tests of the same kind."""
+    cases = {name: name for name in names}
+    return slow_behind(sum(name != "tiny-dense" for name in names), cases)
 
 
 def assert_goldens(engine: Lone, name: str) -> None:
@@ -69,19 +75,19 @@ def resumed(name: str, positions: Iterator[int] | range) -> None:
     engine.assert_at_rest()
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", some_slow(SETS))
 def test_resumed_at_some_tokens(name: str) -> None:
     resumed(name, range(1, len(longest(name).prompt), _QUICK_STEP))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", [*SETS])
 def test_resumed_at_every_token(name: str) -> None:
     resumed(name, range(1, len(longest(name).prompt)))
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", some_slow(SETS))
 def test_turns_go_on_from_answers(name: str) -> None:
     """A set's cases may extend each other: they find the earlier answer's state, at its token."""
     engine = cold_engine(name)
@@ -92,7 +98,7 @@ def test_turns_go_on_from_answers(name: str) -> None:
     engine.assert_at_rest()
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", some_slow(SETS))
 def test_verified_drafts_change_nothing(name: str) -> None:
     """Drafts are the answer itself, with every fifth token wrong: states are folded after every
     count of accepted tokens."""
@@ -111,23 +117,21 @@ def test_verified_drafts_change_nothing(name: str) -> None:
     engine.assert_at_rest()
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", some_slow(DRAFTING))
 def test_drafts_of_the_draft_layer_change_nothing(name: str) -> None:
-    if not has_draft_layer(reference_dir(name)):
-        pytest.skip("the family has no draft layer")
     engine = cold_engine(name, draft_layer="auto", speculate="mtp", draft_tokens=3)
     computed_together(engine, name)
     usages = [engine.finished(case_name).usage for case_name in cases_of(name)]
     assert sum(usage.drafted_tokens for usage in usages) > 0
     case = longest(name)
-    for position in range(1, len(case.prompt), _QUICK_STEP):
+    for position in range(1, len(case.prompt), 3 * _QUICK_STEP):
         engine.flush()
         engine.ask(f"to {position}", case.prompt[:position], 3)
         answer = engine.ask(f"from {position}", case.prompt, len(case.greedy))
         assert answer == case.greedy, position
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", some_slow(SETS))
 def test_through_two_daemons_and_pulled_back(name: str) -> None:
     handed_over_as_goldens_have_it(name, 1, 1)
 
@@ -137,12 +141,12 @@ def test_through_nodes_of_unequal_ranks(name: str, senders: int, receivers: int)
     handed_over_as_goldens_have_it(name, senders, receivers)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", some_slow(SETS))
 def test_back_from_host_memory(name: str) -> None:
     come_back_from_below(name, "cpu")
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", some_slow(SETS))
 def test_back_from_the_disk_of_a_node_before(name: str, tmp_path: Path) -> None:
     with node("cpu", tmp_path, model=name) as first:
         answer_all(first, name)
