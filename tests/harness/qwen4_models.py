@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tasuki.model.config_json import ConfigFile
-from tasuki.model.families.qwen4_exp.assembly import Assembler
+from tasuki.model.families.qwen4_exp.assembly import Qwen4ExpAssembler
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
 from tasuki.model.families.qwen4_exp.reader import read_config
 from tasuki.model.families.qwen4_exp.stack.model import Qwen4ExpModel
@@ -83,7 +83,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> Qwen4ExpMode
     torch.set_num_threads(1)
     config = config_of(folder)
     with Checkpoint(folder) as source:
-        return Qwen4ExpModel(config, Assembler(config, source, dtype).whole())
+        return Qwen4ExpModel(config, Qwen4ExpAssembler(config, source, dtype).whole())
 
 
 def odd_config(raw: dict[str, Any], source: str = "config") -> Qwen4ExpConfig:
@@ -94,7 +94,9 @@ def random_model(raw: dict[str, Any], seed: int = 3) -> Qwen4ExpModel:
     """Return a model of random weights in float32, with a draft layer."""
     torch.set_num_threads(1)
     config = odd_config(raw)
-    return Qwen4ExpModel(config, Assembler(config, RandomSource(seed), torch.float32).whole())
+    return Qwen4ExpModel(
+        config, Qwen4ExpAssembler(config, RandomSource(seed), torch.float32).whole()
+    )
 
 
 PAGED = ("kv", "index")
@@ -184,7 +186,7 @@ def write_model(folder: Path, raw: dict[str, Any], seed: int = 3) -> dict[str, T
     Return its tensors by published name."""
     config = odd_config(raw)
     recorder = _Recorder(seed)
-    Assembler(config, recorder, torch.float32).whole()
+    Qwen4ExpAssembler(config, recorder, torch.float32).whole()
     tensors = {
         name if name.startswith(("mtp.", "lm_head.")) else f"model.language_model.{name}": values
         for name, values in recorder.tensors.items()

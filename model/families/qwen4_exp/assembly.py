@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import MoeShape
-from tasuki.model.families.qwen3_5.weights import _Assembler
+from tasuki.model.families.qwen3_5.weights import Assembler
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig, TableShape
 from tasuki.model.families.qwen4_exp.streams import ConnectionWeights, MixerWeights
 from tasuki.model.families.qwen4_exp.table.layer import TableWeights
@@ -24,11 +25,10 @@ from tasuki.model.families.qwen4_exp.weights import (
 from tasuki.model.weights.layers import GdnWeights, for_device, laid_out
 from tasuki.model.weights.matrix import Matrix, WeightsError
 from tasuki.model.weights.source import TensorSource
-from tasuki.model.cache_shape import LayerKind
 from tasuki.utils.logs import Progress, no_progress
 
 
-class Assembler(_Assembler):
+class Qwen4ExpAssembler(Assembler):
     """Reads every tensor that the config needs, one at a time. Raises WeightsError."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Assembler(_Assembler):
         if config.tied:
             head = Matrix.of(embedding[rows.start : rows.stop])
         else:
-            head = laid_out(self._matrix("lm_head.weight", len(rows), config.hidden))
+            head = laid_out(self.matrix("lm_head.weight", len(rows), config.hidden))
         return ModelWeights(embedding, head, tuple(layers), final, draft)
 
     def _own_layer(self, prefix: str, kind: LayerKind, table: TableShape | None) -> LayerWeights:

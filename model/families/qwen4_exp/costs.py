@@ -2,13 +2,13 @@
 
 import torch
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import MoeShape
 from tasuki.model.costs import PrefillFlops, WeightSizes
 from tasuki.model.weights.layers import tensors
 from tasuki.model.weights.source import TensorSource
-from tasuki.model.cache_shape import LayerKind
 
-from .assembly import Assembler
+from .assembly import Qwen4ExpAssembler
 from .config import Qwen4ExpConfig
 from .weights import ModelWeights
 
@@ -55,11 +55,11 @@ def _experts_products(config: Qwen4ExpConfig) -> int:
 
 
 def weight_sizes(config: Qwen4ExpConfig, dtype: torch.dtype, source: TensorSource) -> WeightSizes:
-    """Count and return the bytes of a model's weights; `total` leaves out tables. source: shapes of the
-    stored tensors, without memory. Raises WeightsError from the source."""
+    """Count and return the bytes of a model's weights. Tables are no part of the total. source:
+    shapes of the stored tensors, without memory. Raises WeightsError from the source."""
     shape = config.feed_forward
     assert isinstance(shape, MoeShape)
-    weights = Assembler(config, source, dtype, "meta").whole()
+    weights = Qwen4ExpAssembler(config, source, dtype, "meta").whole()
     every = [layer.experts for layer in weights.layers]
     routed = sum(experts.gate_up.nbytes + experts.down.nbytes for experts in every)
     tables = sum(table.nbytes for table in weights.tables)

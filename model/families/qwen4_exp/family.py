@@ -8,7 +8,7 @@ from tasuki.model.families.family import Assembly, Family
 from tasuki.model.weights.source import TensorSource
 from tasuki.utils.logs import Progress, no_progress
 
-from .assembly import Assembler
+from .assembly import Qwen4ExpAssembler
 from .config import Qwen4ExpConfig
 from .costs import prefill_flops, weight_sizes
 from .cuts import Qwen4ExpCuts
@@ -32,7 +32,7 @@ class Qwen4ExpFamily(Family[Qwen4ExpConfig, ModelWeights]):
         device: torch.device | str = "cpu",
         progress: Progress = no_progress,
     ) -> ModelWeights:
-        return Assembler(config, source, dtype, device).whole(progress)
+        return Qwen4ExpAssembler(config, source, dtype, device).whole(progress)
 
     def build(
         self, config: Qwen4ExpConfig, weights: ModelWeights, assembly: Assembly

@@ -4,6 +4,7 @@ A published config calls its sparse layers `full_attention`; transformers calls 
 `indexed_attention`. Both names are read.
 """
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import MoeShape
 from tasuki.model.config_json import ConfigFile, RopeSettings
 from tasuki.model.families.qwen4_exp.config import (
@@ -14,7 +15,6 @@ from tasuki.model.families.qwen4_exp.config import (
     TableShape,
 )
 from tasuki.model.families.qwen4_exp.table.hash import multipliers, primes_from
-from tasuki.model.cache_shape import LayerKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
 MODEL_TYPES = frozenset({"qwen4_exp", "qwen4_exp_text"})
