@@ -44,6 +44,12 @@ def test_the_published_shape_is_read() -> None:
     assert config.end_of_text == 248_044
 
 
+def test_index_rows_of_a_page_are_aligned() -> None:
+    odd_config(odd_raw(indexer_compress_ratio=64, indexer_budget=64))
+    with pytest.raises(ModelConfigError, match="indexer_head_dim is 20"):
+        odd_config(odd_raw(indexer_compress_ratio=64, indexer_budget=64, indexer_head_dim=20))
+
+
 def test_both_names_of_a_sparse_layer_are_read() -> None:
     kinds = odd_config(odd_raw()).layer_kinds
     assert [kind is LayerKind.FULL for kind in kinds] == [True, False, True, False, False]

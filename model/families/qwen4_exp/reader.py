@@ -46,6 +46,10 @@ _INDEX_FIELDS = (
 )
 
 
+_INDEX_UNIT = 8
+"""Elements of 16 bytes in two-byte numbers: whole parts of a page are aligned to 16 bytes."""
+
+
 class _Reader:
     """A reader of one config.json."""
 
@@ -288,6 +292,12 @@ def _misfits(config: Qwen4ExpConfig) -> list[tuple[bool, str, str, str]]:
             "indexer_head_dim",
             f"is {index.dim}, below the {config.rotary_dim} rotary dimensions",
             "correct it or partial_rotary_factor",
+        ),
+        (
+            PAGE_TOKENS // index.ratio * index.dim % _INDEX_UNIT != 0,
+            "indexer_head_dim",
+            f"is {index.dim}, and the index rows of a page are no multiple of 16 bytes",
+            f"use a multiple of {_INDEX_UNIT}",
         ),
         (config.conv_width < 2, "linear_conv_kernel_dim", "is below 2", "published models have 4"),
         (config.table_taps < 2, "ple_conv_kernel_size", "is below 2", "published models have 4"),
