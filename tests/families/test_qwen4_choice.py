@@ -8,9 +8,8 @@ import torch
 
 from tasuki.model.families.qwen4_exp.reference import Naive
 from tasuki.model.families.qwen4_exp.sparse import attention
-from tasuki.model.families.qwen4_exp.sparse.choice import best_blocks, block_scores
-from tasuki.model.families.qwen4_exp.sparse.plan import Extent
-from tasuki.model.families.qwen4_exp.table.hash import context_ids, primes_from, row_ids
+from tasuki.model.families.qwen4_exp.sparse.choice import Extent, best_blocks, block_scores
+from tasuki.model.families.qwen4_exp.table.rows import context_ids, primes_from, row_ids
 from tasuki.model.forward import LayerHooks
 from tests.harness.qwen4_models import OwnSequence, odd_config, odd_raw, random_model
 

@@ -14,7 +14,7 @@ from tasuki.model.families.qwen4_exp.config import (
     StreamsShape,
     TableShape,
 )
-from tasuki.model.families.qwen4_exp.table.hash import multipliers, primes_from
+from tasuki.model.families.qwen4_exp.table.rows import multipliers, primes_from
 from tasuki.pycache.layout import PAGE_TOKENS
 
 MODEL_TYPES = frozenset({"qwen4_exp", "qwen4_exp_text"})

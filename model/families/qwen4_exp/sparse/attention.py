@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.families.qwen4_exp.sparse.choice import best_blocks, block_scores, read_index
-from tasuki.model.families.qwen4_exp.sparse.plan import Extent, IndexPlan, SeenContext
+from tasuki.model.families.qwen4_exp.sparse.choice import (
+    Extent,
+    best_blocks,
+    block_scores,
+    read_index,
+)
+from tasuki.model.families.qwen4_exp.sparse.plan import IndexPlan, SeenContext
 from tasuki.model.ops.attention.page_rows import holds_fp8, read_pages
 from tasuki.model.ops.row_room import RowRoom
 from tasuki.pycache.layout import PAGE_TOKENS

@@ -1,26 +1,47 @@
 """The choice of blocks: pooled index keys, scores, and the best blocks of each query.
 
+A block is `ratio` neighbouring tokens, counted from the sequence's first entry. Its key is stored
+in the page of its last token, in the row of the same block of the page. So a page's rows depend on
+nothing behind the page. Entries begin at position 0 in the model's layers, and at 1 in the draft
+layer, where entry 0 is never attended to.
+
 Ties are common: a score is a sum of ReLUs, and exactly 0 where no head agrees. Among equal scores
 the lower block wins. Sums are in float64 and then rounded to float32. So a score has the same bits
 however many queries and blocks are scored together, on every rank.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tasuki.model.families.qwen4_exp.sparse.plan import Extent, IndexPlan
 from tasuki.model.ops.attention.rope import apply_rotary
 from tasuki.model.ops.norm.reference import rms_norm
+from tasuki.pycache.layout import PAGE_TOKENS
 
 
-def write_index(extended: Tensor, norm: Tensor, eps: float, index: Tensor, plan: IndexPlan) -> None:
-    """Write the keys of all blocks that this forward completes. extended: raw keys with each
-    sequence's window before them, see WindowPlan. norm [dim] float32: 1 + w. index [pages, rows,
-    dim]: the layer's index rows."""
-    pooled = pooled_keys(extended[plan.members], norm, eps, plan.cos, plan.sin)
-    index[plan.pages, plan.rows] = pooled.to(index.dtype)
+@dataclass(frozen=True)
+class Extent:
+    """The entries of a layer. first: position of the first entry that queries see. ratio: entries
+    of a block. chosen: most blocks attended to."""
+
+    first: int
+    ratio: int
+    chosen: int
+
+    @property
+    def page_rows(self) -> int:
+        """Return the number of index rows in a page."""
+        return PAGE_TOKENS // self.ratio
+
+    def whole_blocks(self, tokens: int) -> int:
+        """Return the number of blocks that are whole after `tokens` positions."""
+        return max(tokens - self.first, 0) // self.ratio
+
+    def row(self, block: int) -> int:
+        """Return a block's index row, counted from the first page."""
+        return (self.first + self.ratio * (block + 1) - 1) // self.ratio
 
 
 def pooled_keys(members: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:

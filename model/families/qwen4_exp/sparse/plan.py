@@ -1,11 +1,6 @@
 """The index of a sparse layer: which blocks a forward completes, and what each query may see.
 
-A block is `ratio` neighbouring tokens, counted from the sequence's first entry. Its key is stored
-in the page of its last token, in the row of the same block of the page. So a page's rows depend on
-nothing behind the page. Entries begin at position 0 in the model's layers, and at 1 in the draft
-layer, where entry 0 is never attended to.
-
-Pure. A plan is the same for every sparse layer of a forward.
+Pure, but for write(). A plan is the same for every sparse layer of a forward.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,32 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.model.families.qwen4_exp.windows import WindowPlan
+from tasuki.model.families.qwen4_exp.sparse.choice import Extent, pooled_keys
+from tasuki.model.families.qwen4_exp.states import WindowPlan
 from tasuki.model.ops.attention.rope import RotaryAngles
 from tasuki.pycache.layout import PAGE_TOKENS
-
-
-@dataclass(frozen=True)
-class Extent:
-    """The entries of a layer. first: position of the first entry that queries see. ratio: entries
-    of a block. chosen: most blocks attended to."""
-
-    first: int
-    ratio: int
-    chosen: int
-
-    @property
-    def page_rows(self) -> int:
-        """Return the number of index rows in a page."""
-        return PAGE_TOKENS // self.ratio
-
-    def whole_blocks(self, tokens: int) -> int:
-        """Return the number of blocks that are whole after `tokens` positions."""
-        return max(tokens - self.first, 0) // self.ratio
-
-    def row(self, block: int) -> int:
-        """Return a block's index row, counted from the first page."""
-        return (self.first + self.ratio * (block + 1) - 1) // self.ratio
 
 
 @dataclass(frozen=True)
@@ -113,3 +86,10 @@ class IndexPlan:
         cos, sin = angles.table(torch.tensor(begins, dtype=torch.int64))
         of_block = torch.tensor(members, dtype=torch.int64)[:, None] + torch.arange(extent.ratio)
         return IndexPlan(extent, of_block, pages, rows, cos, sin, window, tuple(contexts))
+
+    def write(self, extended: Tensor, norm: Tensor, eps: float, index: Tensor) -> None:
+        """Write the keys of all blocks that this forward completes. extended: raw keys with each
+        sequence's window before them, see WindowPlan. norm [dim] float32: 1 + w. index [pages,
+        rows, dim]: the layer's index rows."""
+        pooled = pooled_keys(extended[self.members], norm, eps, self.cos, self.sin)
+        index[self.pages, self.rows] = pooled.to(index.dtype)

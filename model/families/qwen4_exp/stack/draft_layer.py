@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
-from tasuki.model.families.qwen4_exp.sparse.choice import write_index
 from tasuki.model.families.qwen4_exp.stack.mixers import (
     SparseInputs,
     experts,
@@ -94,7 +93,7 @@ class DraftLayer:
         keys = functional.linear(x, sparse.index.query_key[-config.index.dim :])
         window = bound.entries.window
         extended = window.extend(keys, views["index_window"])
-        write_index(extended, sparse.index.k_norm, config.norm_eps, views["index"], bound.entries)
+        bound.entries.write(extended, sparse.index.k_norm, config.norm_eps, views["index"])
         carry_over(streams, views["carry"], bound.state.carry)
         return DraftRows(streams, window.behind(extended))
 

@@ -10,9 +10,9 @@ from torch.nn import functional
 from tasuki.model.config import MoeShape
 from tasuki.model.families.qwen4_exp.config import OutputGate, Qwen4ExpConfig
 from tasuki.model.families.qwen4_exp.sparse.attention import sparse_attention
-from tasuki.model.families.qwen4_exp.sparse.choice import write_index
 from tasuki.model.families.qwen4_exp.sparse.plan import IndexPlan
-from tasuki.model.families.qwen4_exp.stack.plan import BoundForward, StatePlan
+from tasuki.model.families.qwen4_exp.stack.plan import BoundForward
+from tasuki.model.families.qwen4_exp.states import StatePlan
 from tasuki.model.families.qwen4_exp.weights import SparseWeights
 from tasuki.model.ops.attention.page_rows import write_rows
 from tasuki.model.ops.attention.rope import apply_rotary
@@ -110,7 +110,7 @@ def sparse_mixer(
     gated, k, v = inputs.attention.split_with_sizes([2 * heads * dim, width, width], dim=-1)
     q, gate = gated.reshape(-1, heads, 2 * dim).chunk(2, dim=-1)
     write_entries(k, v, attention, views["kv"], config, bound)
-    write_index(extended, weights.index.k_norm, eps, views["index"], plan)
+    plan.write(extended, weights.index.k_norm, eps, views["index"])
     index_q = rms_norm(inputs.index_queries, weights.index.q_norm, eps)
     output = sparse_attention(
         apply_rotary(rms_norm(q, attention.q_norm, eps), bound.cos, bound.sin),

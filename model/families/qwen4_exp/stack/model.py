@@ -26,7 +26,8 @@ from tasuki.model.families.qwen4_exp.stack.mixers import (
     recurrent_mixer,
     sparse_mixer,
 )
-from tasuki.model.families.qwen4_exp.stack.plan import BoundForward, StatePlan, Views, views_of
+from tasuki.model.families.qwen4_exp.stack.plan import BoundForward, Views, views_of
+from tasuki.model.families.qwen4_exp.states import StatePlan
 from tasuki.model.families.qwen4_exp.streams import (
     begin_streams,
     final_input,

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
-from tasuki.model.families.qwen4_exp.sparse.plan import Extent, IndexPlan
+from tasuki.model.families.qwen4_exp.sparse.choice import Extent
+from tasuki.model.families.qwen4_exp.sparse.plan import IndexPlan
+from tasuki.model.families.qwen4_exp.states import StatePlan
 from tasuki.model.families.qwen4_exp.table.layer import TablePlan
-from tasuki.model.families.qwen4_exp.windows import WindowPlan
 from tasuki.model.forward import Batch, PicturesUnsupported
 from tasuki.model.ops.attention.rope import RotaryAngles
-from tasuki.model.ops.draft.reference import CarryPlan, plan_carry
-from tasuki.model.ops.gdn.reference import GdnPlan, plan_gdn
-from tasuki.model.ops.gdn.reference_conv import ConvPlan, plan_conv
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -34,30 +32,6 @@ def views_of(arena: Arena) -> Views:
         {part.name: arena.view(layer, part.name) for part in (*cache.page, *cache.slot)}
         for layer, cache in enumerate(arena.layout.layers)
     ]
-
-
-@dataclass(frozen=True)
-class StatePlan:
-    """Where a forward's states come from, and where they are stored. windows: by number of
-    columns. carry: of the streams carried for the draft layer."""
-
-    conv: ConvPlan
-    gdn: GdnPlan
-    windows: Mapping[int, WindowPlan]
-    carry: CarryPlan
-
-    @staticmethod
-    def of(batch: Batch, config: Qwen4ExpConfig) -> "StatePlan":
-        lengths, saves = batch.cu_seqlens.diff().tolist(), batch.saves()
-        columns = {config.index.ratio - 1, *map(config.table_window, config.tables)}
-        return StatePlan(
-            conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
-            gdn=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
-            windows={
-                width: WindowPlan.of(lengths, batch.read_slots, saves, width) for width in columns
-            },
-            carry=plan_carry(batch.cu_seqlens, batch.read_slots, saves),
-        )
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig, TableShape
+from tasuki.model.families.qwen4_exp.states import WindowPlan
 from tasuki.model.families.qwen4_exp.streams import each_stream, norm_each
-from tasuki.model.families.qwen4_exp.table.hash import context_ids, row_ids
-from tasuki.model.families.qwen4_exp.table.rows import NgramTable
-from tasuki.model.families.qwen4_exp.windows import WindowPlan
+from tasuki.model.families.qwen4_exp.table.rows import NgramTable, context_ids, row_ids
 
 
 @dataclass(frozen=True)

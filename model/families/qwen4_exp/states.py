@@ -1,16 +1,20 @@
-"""Shift windows: the last rows of a sequence, kept in its slot for later forwards.
+"""States in PyTorch: where those of a forward come from, and where they are stored.
 
 A window of c columns has the last c rows before a sequence's next token, oldest first, and zeros
 before its first token. A forward reads the window at the sequence's read slot, puts its own rows
 behind it, and stores the last c of them for every stored state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
+from tasuki.model.forward import Batch
+from tasuki.model.ops.draft.reference import CarryPlan, plan_carry
+from tasuki.model.ops.gdn.reference import GdnPlan, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, plan_conv
 
 
@@ -54,3 +58,27 @@ class WindowPlan:
         """Return the window after each token, [T, columns, width], oldest row first."""
         places = self.rows.outputs[:, None] + 1 + torch.arange(self.columns)
         return extended[places]
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    """Where a forward's states come from, and where they are stored. windows: by number of
+    columns. carry: of the streams carried for the draft layer."""
+
+    conv: ConvPlan
+    gdn: GdnPlan
+    windows: Mapping[int, WindowPlan]
+    carry: CarryPlan
+
+    @staticmethod
+    def of(batch: Batch, config: Qwen4ExpConfig) -> "StatePlan":
+        lengths, saves = batch.cu_seqlens.diff().tolist(), batch.saves()
+        columns = {config.index.ratio - 1, *map(config.table_window, config.tables)}
+        return StatePlan(
+            conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
+            gdn=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
+            windows={
+                width: WindowPlan.of(lengths, batch.read_slots, saves, width) for width in columns
+            },
+            carry=plan_carry(batch.cu_seqlens, batch.read_slots, saves),
+        )
