@@ -140,8 +140,7 @@ class EngineConfig:
     )
     ngram_table: str = option(
         "disk",
-        "rows of an n-gram table: disk maps the checkpoint's files; host reads them at the start, "
-        "so no token waits for the drive; one copy for all ranks",
+        "rows of an n-gram table, one copy for all ranks: disk maps files; host reads all first",
         ("disk", "host"),
     )
     device: str = option(
