@@ -112,11 +112,12 @@ class OwnSequence:
     ) -> None:
         """slabs: of a new arena, full of NaN. arena: another sequence's, to share; its slabs from
         number `slab` on are this one's."""
-        layout = model.config.cache_layout("float32", "float32", "float32")
+        plain = model.config.cache_layout("float32", "float32", "float32")
         self.model = model
-        self.arena = arena or Arena(layout, slabs)
+        self.arena = arena or Arena(plain, slabs)
         if arena is None:
             self.arena.bytes.fill_(0xFF)
+        layout = self.arena.layout
         self.views = views_of(self.arena)
         # The first slabs have slots: two in turn, and two for checkpoints.
         self.slots = [slab, slab + 1]
