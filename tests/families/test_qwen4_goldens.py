@@ -14,7 +14,7 @@ from tasuki.model.forward import LayerHooks
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.covering import every_value, slow_behind
 from tests.harness.goldens import Golden, golden
-from tests.harness.qwen4_models import FOLDER, OwnSequence, load_model
+from tests.harness.qwen4_models import FOLDER, OwnSequence, load_model, needs_goldens
 
 NAMES = (
     [case["name"] for case in json.loads((FOLDER / "golden.json").read_text())["cases"]]
@@ -110,6 +110,7 @@ def test_checkpoints_hold_the_golden_states(name: str) -> None:
         check_states(sequence, 2 + row, case, f"at{at}")
 
 
+@needs_goldens
 def test_last_queries_see_the_golden_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choice itself is compared, not its effect alone."""
     from tasuki.model.families.qwen4_exp.sparse import attention

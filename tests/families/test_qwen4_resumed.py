@@ -7,7 +7,15 @@ from tasuki.model.families.qwen4_exp.stack.model import Qwen4ExpModel
 from tasuki.pycache.arena import Arena, copy_page, copy_slot
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.goldens import Golden, cases_of
-from tests.harness.qwen4_models import FOLDER, PAGED, OwnSequence, load_model, odd_raw, random_model
+from tests.harness.qwen4_models import (
+    FOLDER,
+    PAGED,
+    OwnSequence,
+    load_model,
+    needs_goldens,
+    odd_raw,
+    random_model,
+)
 
 _STEP = 23
 _SPARE = 12
@@ -52,14 +60,14 @@ def resumed(positions: range) -> None:
                 assert off(*rows) < 2e-4, (at, name)
 
 
-@pytest.mark.skipif(not FOLDER.is_dir(), reason="the set of goldens is not beside the repository")
+@needs_goldens
 def test_resumed_at_some_tokens() -> None:
     resumed(range(1, 230, _STEP))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not FOLDER.is_dir(), reason="the set of goldens is not beside the repository")
+@needs_goldens
 def test_resumed_at_every_token() -> None:
     resumed(range(1, 230))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,6 +25,7 @@ from tasuki.pycache.arena import Arena
 from tests.harness.goldens import BESIDE
 
 FOLDER = BESIDE / "qwen4-exp-tiny"
+needs_goldens = pytest.mark.skipif(not FOLDER.is_dir(), reason="no goldens beside the repository")
 
 
 def odd_raw(**changes: object) -> dict[str, Any]:
