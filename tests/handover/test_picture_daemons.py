@@ -51,13 +51,47 @@ def pair() -> Iterator[tuple[Node, Node]]:
         decode.assert_at_rest()
 
 
-@pytest.mark.parametrize("name", slow_behind(1, {name: name for name in CASES}))
-def test_golden_answers(pair: tuple[Node, Node], name: str) -> None:
+FIRST = "mixed"
+"""An image, a clip of frames, an image."""
+NAMES = [name for name in (FIRST, *CASES) if name in CASES]
+
+
+def is_golden(decode: Node, name: str, salt: str) -> None:
+    """Assert the golden tokens of a case's answer."""
     case = CASES[name]
-    reply = chat(pair[1], messages_of(case), len(case["greedy"]), cache_salt=name)
+    reply = chat(decode, messages_of(case), len(case["greedy"]), cache_salt=salt)
     assert reply.status == 200, reply.body
     assert reply.json["prompt_token_ids"] == case["prompt"]
     assert reply.json["choices"][0]["token_ids"] == case["greedy"]
+
+
+@pytest.mark.parametrize("name", slow_behind(1, {name: name for name in NAMES}))
+def test_golden_answers(pair: tuple[Node, Node], name: str) -> None:
+    _, decode = pair
+    before = decode.arrived()
+    for turn in ("cold", "again"):
+        is_golden(decode, name, name)
+        assert decode.arrived() > before, turn
+        before = decode.arrived()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [BLIND, ()], ids=["blind", "tower"])
+def test_clips_whose_hand_over_is_near_or_lost(more: tuple[str, ...]) -> None:
+    """A decode node computes a clip by its own tower, or refuses it, once its peer has gone."""
+    with fleet() as start:
+        prefill = seeing(start)
+        decode = answering(start, prefill, more=more)
+        for name in ("video", "mixed"):
+            is_golden(decode, name, "a pair")
+        prefill.stop()
+        for name in ("video", "mixed"):
+            if more:
+                reply = chat(decode, messages_of(CASES[name]), 4, cache_salt="alone")
+                assert (reply.status, reply.json["error"]["code"]) == (503, "no_tower")
+            else:
+                is_golden(decode, name, "alone")
+        decode.assert_at_rest()
 
 
 def turn_of(number: int) -> dict[str, Any]:
