@@ -1,4 +1,4 @@
-"""`python -m scripts.attack`: runs the attacks on a prefill and a decode node, 20 s each. The same as
+"""`python -m scripts.attack`: runs the attacks on a prefill and a decode node, 20 s each. It is
 `python -m scripts.chaos attack`."""
 
 import sys

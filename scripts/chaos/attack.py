@@ -16,7 +16,6 @@ from scripts.common.command import row as line
 from scripts.common.tally import Tally
 from tasuki.utils.options import option
 
-
 _EACH = 20.0
 """Seconds of an attack by default."""
 
