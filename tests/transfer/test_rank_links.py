@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tasuki.model.cache_shape import LayerKind
+from tasuki.model.families.qwen3_5.cuts import part_of
 from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.model.weights.shard import Shard
 from tasuki.pycache.layout import CacheLayout, rank_layout
@@ -121,7 +122,7 @@ def test_a_ranks_layout_is_that_of_its_weights(name: str, ranks: int) -> None:
     config = published_or_folder(name)
     whole = config.cache_layout("bfloat16", "bfloat16", "float32")
     for rank in range(ranks):
-        part = Shard(rank, ranks).part(config).cache_layout("bfloat16", "bfloat16", "float32")
+        part = part_of(config, Shard(rank, ranks)).cache_layout("bfloat16", "bfloat16", "float32")
         assert rank_layout(whole, ranks, rank) == part
         # An id then means the same on all ranks.
         assert part == rank_layout(whole, ranks, 0)

@@ -54,8 +54,7 @@ class ChunkSource(Protocol):
 
     @property
     def sizes(self) -> UnitSizes:
-        """Return the bytes sent for each kind of unit: a block, a GDN state, a draft layer's
-        values."""
+        """Return the bytes sent for a block and for a state of each layer."""
 
     @property
     def code(self) -> int:
