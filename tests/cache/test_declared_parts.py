@@ -57,7 +57,7 @@ def test_sparse_attention_with_a_table_costs_what_was_counted() -> None:
     assert (layout.blocks_per_slab, layout.pages_per_slab) == (856, 71)
     drafting = CacheLayout((*SPARSE_LAYERS, DRAFT), draft_layers=1)
     assert (drafting.blocks_per_slab, drafting.pages_per_slab) == (856, 65)
-    assert drafting.draft_state_bytes == 20 * KIB + 768
+    assert drafting.state_length(48) == 20 * KIB + 768
     half = rank_layout(drafting, 2, 1)
     assert half.block_bytes == 69_632 and half.pages_per_slab == 64
     assert round(half.slot_bytes / MIB, 1) == 55.3
@@ -142,10 +142,10 @@ def _shown(arena: Arena, view: torch.Tensor, offset: int, length: int) -> None:
 def test_nodes_of_another_family_compare_the_text_of_all_parts() -> None:
     flat = Contract("w", CacheLayout((DELTA,) * 3 + (LATENT,) + (DELTA,))).flat()
     delta = (
-        "delta( / conv [12288, 3] bfloat16 32 heads of 128 + 32 heads of 128 + 32 heads of 128, "
-        "ssm [32, 128, 128] float32 32 heads)"
+        "delta( / conv [12288, 3] bfloat16 Segments(heads=((32, 128), (32, 128), (32, 128))), "
+        "ssm [32, 128, 128] float32 Heads(count=32))"
     )
-    latent = "latent(latent [64, 576] bfloat16 whole / )"
+    latent = "latent(latent [64, 576] bfloat16 Whole() / )"
     assert flat["layers"] == f"3 x {delta}, 1 x {latent}, 1 x {delta}"
     assert flat["draft_layers"] == "0" and flat["wire_version"] == "12"
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.families.qwen3_5.cuts import part_of
 from tasuki.model.families.qwen3_5.published import PUBLISHED
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.weights.shard import Shard
 from tasuki.pycache.layout import CacheLayout, rank_layout
 from tasuki.pycache.parts import Heads, Segments, itemsize, share
@@ -59,7 +59,7 @@ def memory(layout: CacheLayout, ranks: int, rank: int, name: str) -> Bytes:
         parts.append(np.repeat(np.arange(number + own.start, number + own.stop), size // 256))
         number += heads
     if name == "carry":
-        parts.append(np.full(layout.draft_state_bytes // 256, 77))
+        parts.append(np.full(layout.state_length(2) // 256, 77))
     return np.concatenate(parts).astype(np.int32)
 
 

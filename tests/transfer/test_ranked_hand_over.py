@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.model.cache_shape import CacheShape, LayerKind
 from tasuki.model.families.qwen3_5.published import PUBLISHED
+from tasuki.model.layer_kind import LayerKind
 from tasuki.pycache import parts as cuts
 from tasuki.pycache.arena import Arena, torch_dtype
 from tasuki.pycache.layout import ArenaKey, CacheLayout, PlacedPart
@@ -32,6 +32,7 @@ from tasuki.transfer.transports.loopback import (
     no_faults,
 )
 from tests.harness.loopback_pair import Ends, random_ids
+from tests.harness.model_shapes import DENSE
 from tests.harness.qwen35 import published_or_folder
 from tests.harness.waiting import HANG_SECONDS
 
@@ -39,21 +40,12 @@ TRANSFER_ID, GENERATION, PAGES, SLABS = 5, 2, 7, 12
 GDN, FULL, DRAFT = LayerKind.GDN, LayerKind.FULL, LayerKind.DRAFT
 KINDS = (GDN, FULL, GDN, FULL, DRAFT)
 KEYS, VALUES, HEADS = 4, 8, 2
-SHAPE = CacheShape(
-    layer_kinds=KINDS,
-    kv_heads=HEADS,
-    head_dim=8,
-    kv_dtype="bfloat16",
-    key_heads=KEYS,
-    conv_columns=3,
-    conv_dtype="bfloat16",
-    value_heads=VALUES,
-    value_dim=16,
-    key_dim=16,
-    ssm_dtype="float32",
-    carry_width=24,
+SHAPE = replace(
+    DENSE,
+    **{"layer_kinds": KINDS[:-1], "draft_layers": 1, "kv_heads": HEADS, "head_dim": 8},
+    **{"key_heads": KEYS, "value_heads": VALUES, "value_dim": 16, "key_dim": 16, "hidden": 24},
 )
-LAYOUT, FP8 = SHAPE.layout(), replace(SHAPE, kv_dtype=FP8_ROWS).layout()
+LAYOUT, FP8 = (SHAPE.cache_layout(dtype, "bfloat16", "float32") for dtype in ("bfloat16", FP8_ROWS))
 Whole = dict[tuple[int, str], torch.Tensor]
 """Data of the whole model: (layer, name of the part) to [pages or 1, *stored tensor]."""
 

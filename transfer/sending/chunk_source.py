@@ -134,7 +134,7 @@ class _ChunkInPlace:
 
     def segments(self, destination: Destination) -> Segments:
         """Return the chunk's segments, equal to those of the reference,
-        descriptors.chunk_segments."""
+        tests/harness/segments_twin.py."""
         chunk, header = self._chunk, self._chunk.header
         here, there = chunk.local_slot, destination.slot
         return self._geometry.pieces(
