@@ -84,7 +84,7 @@ def received(
             cache = layout.layers[layer]
             if name == "block":
                 for segment in link.of_block(cache):
-                    if segment.sends_page(page):
+                    if page % segment.copies == segment.turn:
                         copied(source, got, times, segment)
                 continue
             begin = {}
@@ -150,7 +150,7 @@ def test_senders_with_copies_of_a_head_take_turns() -> None:
             link.source
             for link in links
             for segment in link.of_block(layout.layers[1])
-            if segment.sends_page(page)
+            if page % segment.copies == segment.turn
         ]
         assert sender == 4 + page % 4
 

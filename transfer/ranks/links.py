@@ -41,11 +41,6 @@ class Segment:
             number = self.number + head
             yield replace(self, source=source, target=target, heads=1, number=number)
 
-    def sends_page(self, page: int) -> bool:
-        """Return True if the source rank sends this page, and not another rank with the same heads.
-        page: logical number of the page in its prompt."""
-        return page % self.copies == self.turn
-
 
 @dataclass(frozen=True)
 class RankLink:
