@@ -85,13 +85,13 @@ class Both:
         self.cpu = Qwen35Model(self.config, here)
         self.gpu: GpuModel = Qwen35OnGpu(self.config, there, TritonBackend(self.config, on, device))
         layout = self.config.cache_layout("float32", "float32", "float32")
-        self.expected, self.arena = Arena(layout, 8), Arena(layout, 8, device)
+        self.expected, self.arena = Arena(layout, 10), Arena(layout, 10, device)
         self.expected.bytes.fill_(0xFF)
         for slot in (0, 1):
             start = slot * layout.slab_bytes
             self.expected.bytes[start : start + layout.slot_bytes] = 0
         self.arena.bytes.copy_(self.expected.bytes)
-        self.pages = [[page * layout.blocks_per_slab for page in row] for row in ((6,), (7,))]
+        self.pages = [[page * layout.blocks_per_slab for page in row] for row in ((8,), (9,))]
 
     def slices(self, tokens: Any, starts: list[int], read: int, write: int) -> list[SequenceSlice]:
         return [
