@@ -1,21 +1,30 @@
 """`tasuki serve --dry-run`: prints the memory plan of a GPU and allocates nothing."""
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, Share, whole
+from tasuki.engine.assembly.memory_plan import (
+    MIB,
+    MemoryPlan,
+    Share,
+    arena_slabs,
+    weights_of,
+    whole,
+)
 from tasuki.engine.assembly.parts import with_context
 from tasuki.engine.assembly.ranks import shard_of
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
+from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import QuantizationConfig
 from tasuki.model.families.registry import family_of, published_or_folder, with_draft_layer
 from tasuki.model.weights.safetensors_folder import check_kernels
 from tasuki.model.weights.source import ShardedSource
+from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.options import Auto
 
-from .cpu_plan import cpu_plan
 from .picture_plan import cpu_pictures
 from .serve_config import GPUS, DryRunConfig
 
@@ -46,8 +55,8 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
         share = partial(ShardedSource, cuts=cuts, shard=shard)
         model = cuts.part(shard)
 
-    if not family.has_kernels:
-        return cpu_plan(model, engine_config, config.quantization, share)
+    if not family_of(model).has_kernels:
+        return on_a_cpu(model, engine_config, config.quantization, share)
 
     def planned(free: int, total: int) -> str:
         device = engine_config.usable_of(free, total)
@@ -61,6 +70,64 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
     seen = cpu_pictures(engine_config)
     head = "no GPU is here: a plan of each that is known, one with --gpu"
     return "\n\n".join([head, *plans, *filter(None, [seen])])
+
+
+def on_a_cpu(
+    model: ModelConfig, engine_config: EngineConfig, quantization: str, share: Share
+) -> str:
+    """Return the memory plan of a model without kernels for GPUs, as text. Raises WeightsError,
+    EngineConfigError."""
+    sizes = weights_of(model, engine_config, quantization, share)
+    slabs = arena_slabs(engine_config, model, Role.FUSED, None, share)
+    layout = model.cache_layout(
+        engine_config.stored_kv, engine_config.compute_dtype, engine_config.ssm_dtype
+    )
+    rows = [
+        ("weights", _mib(sizes.total)),
+        *_of_tables(sizes.tables, engine_config),
+        (
+            f"arena {_how(engine_config.arena_mib)}",
+            f"{_mib(slabs * layout.slab_bytes)}  {slabs} slots or {slabs * layout.pages_per_slab} "
+            "pages",
+        ),
+        ("a slab", _slab(layout)),
+        *_layers(layout),
+    ]
+    name = family_of(model).name
+    head = f"{name} has no kernels for GPUs, as yet: a plan for --device cpu"
+    return "\n".join([head, *(f"{row:<30}{value}" for row, value in rows)])
+
+
+def _layers(layout: CacheLayout) -> list[tuple[str, str]]:
+    """Return a row for each kind of layer: its number, and the names and shapes of its parts."""
+    rows = []
+    for cache, count in Counter(layout.layers).items():
+        page, slot = (
+            ", ".join(f"{part.name} {list(part.shape)}" for part in parts) or "nothing"
+            for parts in (cache.page, cache.slot)
+        )
+        rows.append((cache.kind, f"{count:>10}      a page has {page}; a slot has {slot}"))
+    return rows
+
+
+_PLACES = {"disk": "mapped from their files", "host": "read into memory at the start"}
+
+
+def _of_tables(size: int, config: EngineConfig) -> list[tuple[str, str]]:
+    """Return the row of n-gram tables; none without one."""
+    if not size:
+        return []
+    place = config.ngram_table
+    about = f"{_PLACES[place]}, one copy for all ranks (--ngram-table {place})"
+    return [("n-gram tables", f"{_mib(size)}  {about}")]
+
+
+def _slab(layout: CacheLayout) -> str:
+    return (
+        f"{_mib(layout.slab_bytes)}  one state slot of {layout.slot_bytes / MIB:.1f} MiB, or "
+        f"{layout.pages_per_slab} pages of {layout.page_bytes / MIB:.2f} MiB, with keys and "
+        f"values in {layout.page_dtype}"
+    )
 
 
 def _check_folder(folder: Path) -> None:
@@ -116,12 +183,7 @@ def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
             "largest arena that fits",
             f"{_mib(plan.fitting_arena)}  {_contents(plan, plan.fitting_arena)}",
         ),
-        (
-            "a slab",
-            f"{_mib(layout.slab_bytes)}  one state slot of {layout.slot_bytes / MIB:.1f} MiB, or "
-            f"{layout.pages_per_slab} pages of {layout.page_bytes / MIB:.2f} MiB, with keys and "
-            f"values in {layout.page_dtype}",
-        ),
+        ("a slab", _slab(layout)),
     ]
     lines = [f"{name:<30}{value}" for name, value in rows]
     verdict = (

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config_json import ModelConfigError
 from tasuki.model.families.qwen4_exp.config import OutputGate
+from tasuki.model.layer_kind import LayerKind
 from tests.harness.qwen4_models import odd_config, odd_raw
 
 PUBLISHED: dict[str, Any] = {

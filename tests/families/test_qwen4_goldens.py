@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 import torch
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.families.qwen4_exp.stack.model import Qwen4ExpModel
 from tasuki.model.forward import LayerHooks
+from tasuki.model.layer_kind import LayerKind
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.covering import every_value, slow_behind
 from tests.harness.goldens import Golden, golden

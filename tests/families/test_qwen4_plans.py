@@ -54,11 +54,12 @@ def test_the_dry_run_plans_a_cpu_and_names_the_table(tmp_path: Path) -> None:
     write_model(tmp_path, odd_raw())
     tables = config_of(tmp_path).tables
     size = sum(table.rows * table.dim * 4 for table in tables)
-    for place, words in (("disk", "mapped from"), ("host", "read into memory")):
+    for place, words in (("disk", "mapped from their files"), ("host", "read into memory")):
         config = EngineConfig(str(tmp_path), dtype="float32", ngram_table=place)
         text = dry_run(config, DryRunConfig())
         assert "Qwen4-Exp has no kernels for GPUs" in text
-        assert f"n-gram tables                 {size / 2**20:>10.1f} MiB  {words}" in text
+        assert "index [8, 24]; a slot has" in text and "ple_window [144, 8]" in text
+        assert f"n-gram tables                 {size / 2**20:>10.0f} MiB  {words}" in text
         assert f"(--ngram-table {place})" in text
     plain = tmp_path / "plain"
     write_model(plain, odd_raw(ple_layer_ids=[]))

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import MoeShape
 from tasuki.model.families.qwen3_5.weights import Assembler
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig, TableShape
@@ -22,6 +21,7 @@ from tasuki.model.families.qwen4_exp.weights import (
     ModelWeights,
     SparseWeights,
 )
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.weights.layers import GdnWeights, for_device, laid_out
 from tasuki.model.weights.matrix import Matrix, WeightsError
 from tasuki.model.weights.source import TensorSource

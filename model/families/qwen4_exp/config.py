@@ -10,8 +10,8 @@ before a recurrent layer only.
 from dataclasses import dataclass
 from enum import Enum
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DeltaNetConfig
+from tasuki.model.layer_kind import LayerKind
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.pycache.parts import Heads, LayerCache, Part, Segments, Whole
 

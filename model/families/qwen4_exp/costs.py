@@ -2,9 +2,9 @@
 
 import torch
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import MoeShape
 from tasuki.model.costs import PrefillFlops, WeightSizes
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.weights.layers import tensors
 from tasuki.model.weights.source import TensorSource
 

@@ -4,7 +4,6 @@ A published config calls its sparse layers `full_attention`; transformers calls 
 `indexed_attention`. Both names are read.
 """
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import MoeShape
 from tasuki.model.config_json import ConfigFile, RopeSettings
 from tasuki.model.families.qwen4_exp.config import (
@@ -15,6 +14,7 @@ from tasuki.model.families.qwen4_exp.config import (
     TableShape,
 )
 from tasuki.model.families.qwen4_exp.table.rows import multipliers, primes_from
+from tasuki.model.layer_kind import LayerKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
 MODEL_TYPES = frozenset({"qwen4_exp", "qwen4_exp_text"})
