@@ -62,9 +62,11 @@ def read_index(index: Tensor, pages: Tensor, extent: Extent, blocks: int) -> Ten
 def block_scores(queries: Tensor, keys: Tensor) -> Tensor:
     """Return the score of each block for each query, [T, blocks] float32: the sum over heads of
     relu(q . key) / sqrt(dim). queries [T, heads, dim]; keys [blocks, dim]."""
-    products = queries.double() @ keys.double().T
-    # A product that is 0 or below in float32 too adds exactly 0.
-    agreeing = products.float().relu_().double().sum(dim=1)
+    agreeing = queries.new_zeros(len(queries), len(keys), dtype=torch.float64)
+    columns = keys.double().T
+    for head in queries.double().unbind(1):
+        # A product that is 0 or below in float32 too adds exactly 0.
+        agreeing += (head @ columns).float().relu_()
     return (agreeing / math.sqrt(queries.shape[-1])).float()
 
 
