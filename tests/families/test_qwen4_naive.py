@@ -8,6 +8,7 @@ import torch
 
 from tasuki.model.families.qwen4_exp.reference import Naive
 from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
+from tests.harness.covering import slow_behind
 from tests.harness.qwen4_models import PAGED, OwnSequence, odd_raw, random_model
 
 TOLERANCE = 1e-3
@@ -18,6 +19,7 @@ SHAPES = {
     "no table": odd_raw(ple_layer_ids=[], eos_token_id=5, linear_key_head_dim=40),
     "bigrams": odd_raw(ngram_size=2, ple_layer_ids=[4], hc_count=2, indexer_n_heads=1),
 }
+NAMES = {name: name for name in SHAPES}
 TOKENS = 150
 
 
@@ -31,7 +33,7 @@ def off(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got - want).abs().max())
 
 
-@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize("name", slow_behind(2, NAMES))
 def test_logits_and_drafts_equal_the_naive_ones(name: str) -> None:
     model = random_model(SHAPES[name])
     tokens = prompt(1)
@@ -46,7 +48,7 @@ def test_logits_and_drafts_equal_the_naive_ones(name: str) -> None:
         assert off(sequence.drafted(8), drafted) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["odd", "blocks of 2"])
+@pytest.mark.parametrize("name", slow_behind(1, {name: name for name in ("blocks of 2", "odd")}))
 def test_a_prompt_resumes_at_each_of_its_tokens(name: str) -> None:
     model = random_model(SHAPES[name])
     tokens = prompt(2, 90)
