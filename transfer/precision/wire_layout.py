@@ -175,7 +175,7 @@ class WireUnits:
         """Return the byte ranges of a block to be written: encoded heads from the block's
         beginning, then each whole part in its place."""
         rows, form = self.layout.block_rows(layer), self.form(layer)
-        if form is None:
+        if form is None or not rows:
             return rows
         heads = (Span(head * form.sent, form.sent) for head in range(form.runs))
         return (*heads, *rows[form.runs :])
