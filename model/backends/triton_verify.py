@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import DecodeBatch, FoldRows, Reduce, VerifyBatch
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
@@ -20,7 +21,6 @@ from tasuki.model.ops.gdn.verify.fold import fold_columns
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptTurns
 from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights
-from tasuki.pycache.layout import LayerKind
 
 from .triton_decode import DecodeScratch, TritonDecode, rope_of
 from .triton_entries import VerifyEntries

@@ -3,19 +3,23 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.model.layer_kind import LayerKind
+from tasuki.pycache.arena import torch_dtype
+from tasuki.pycache.layout import CacheLayout, Span
+from tasuki.pycache.parts import LayerCache, Segments
 from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
+from tasuki.transfer.chunks.descriptors import UnitSizes, layer_bytes
 from tasuki.transfer.chunks.digest import ChunkDigester
 from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
-from tasuki.transfer.precision.wire_layout import RowFormat, WireUnits
+from tasuki.transfer.precision.wire_layout import UnitForm, WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.receiving.target_arena import ChunkSink, TargetArena
 from tasuki.transfer.reports import TransferEnd, TransferSent
@@ -24,6 +28,7 @@ from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.settings import WirePrecision
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
+from tests.harness.model_shapes import DENSE
 from tests.harness.waiting import HANG_SECONDS
 
 POISON = 0xA5
@@ -31,21 +36,47 @@ FULL, GDN, DRAFT = LayerKind.FULL, LayerKind.GDN, LayerKind.DRAFT
 TRANSFER_ID, GENERATION = 7, 3
 
 
-def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> CacheLayout:
-    return CacheLayout(
-        layer_kinds=kinds,
-        kv_heads=1,
-        head_dim=8,
-        kv_dtype="float32",
-        conv_channels=24,
-        conv_columns=3,
-        conv_dtype="float32",
-        value_heads=2,
-        value_dim=16,
-        key_dim=16,
-        ssm_dtype="float32",
-        carry_width=20 if DRAFT in kinds else 0,
+def small_layout(
+    kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2,
+    channels: int = 24,
+    kv_dtype: str = "float32",
+    conv_dtype: str = "float32",
+    ssm_dtype: str = "float32",
+    **numbers: int,
+) -> CacheLayout:
+    """Return a layout of few bytes. channels: of the window. numbers: of DeltaNetConfig, in place
+    of the small ones."""
+    small = {"kv_heads": 1, "head_dim": 8, "value_heads": 2, "value_dim": 16, "key_dim": 16}
+    small |= {"key_heads": 1, "hidden": 20, "draft_layers": kinds.count(DRAFT)} | numbers
+    own = tuple(kind for kind in kinds if kind is not DRAFT)
+    config = replace(DENSE, layer_kinds=own, **small)  # type: ignore[arg-type]
+    layout = config.cache_layout(kv_dtype, conv_dtype, ssm_dtype)
+    layers = {cache: _with_window(cache, channels) for cache in layout.layers}
+    return replace(
+        layout,
+        layers=tuple(layers[cache] for cache in layout.layers),
+        fields=tuple(
+            replace(field, text=str(channels)) if field.name == "conv_channels" else field
+            for field in layout.fields
+        ),
     )
+
+
+def _with_window(cache: LayerCache, channels: int) -> LayerCache:
+    return replace(
+        cache,
+        slot=tuple(
+            replace(part, shape=(channels, part.shape[1]), cut=Segments(((1, channels),)))
+            if part.name == "conv"
+            else part
+            for part in cache.slot
+        ),
+    )
+
+
+def sent_bytes(sizes: UnitSizes, pages: int, *, state: bool = True) -> int:
+    """Return the bytes on the wire of pages, and of a state, in all layers."""
+    return sum(layer_bytes(sizes, layer, pages, state) for layer in range(len(sizes.layers)))
 
 
 @dataclass
@@ -87,43 +118,50 @@ class Node:
     def address(self) -> ArenaAddress:
         return ArenaAddress(self.transport.metadata(), self.slabs)
 
+    def bytes_of(self, span: Span) -> bytes:
+        return self.memory[span.offset : span.offset + span.length].tobytes()
+
     def page_bytes(self, page: int) -> bytes:
-        """Return the bytes of one page in all layers with pages."""
-        layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind.keeps_pages]
-        spans = [self.layout.page_span(layer, page) for layer in layers]
-        return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
+        layout = self.layout
+        spans = [layout.page_span(region.layer, page) for region in layout.regions]
+        return b"".join(map(self.bytes_of, spans))
 
     def slot_bytes(self, slot: int) -> bytes:
-        layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind.keeps_state]
-        spans = [self.layout.state_span(layer, slot) for layer in layers]
-        return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
+        layers = [i for i, cache in enumerate(self.layout.layers) if cache.slot]
+        return b"".join(self.bytes_of(self.layout.state_span(layer, slot)) for layer in layers)
 
 
-def through(form: RowFormat | None, numbers: bytes) -> bytes:
-    """Return float32 rows after a wire format's encoding and decoding. form: the format; None:
-    unchanged."""
+def through(form: UnitForm | None, held: bytes) -> bytes:
+    """Return the bytes of a block or a state after a wire format's encoding and decoding. form: of
+    its layer; None: unchanged."""
     if form is None:
-        return numbers
-    values = torch.frombuffer(bytearray(numbers), dtype=torch.float32)
-    values = values.view(-1, form.rows, form.width)
-    return form.decode(form.encode(values), torch.float32).numpy().tobytes()
+        return held
+    found = bytearray(held)
+    at = 0
+    for piece in form.pieces * form.runs:
+        if piece.form is not None:
+            dtype = torch_dtype(piece.part.dtype)
+            end = at + piece.form.rows * piece.form.width * dtype.itemsize
+            values = torch.frombuffer(found[at:end], dtype=dtype)
+            rows = values.view(1, piece.form.rows, piece.form.width)
+            decoded = piece.form.decode(piece.form.encode(rows), dtype)
+            found[at:end] = decoded.flatten().view(torch.uint8).numpy().tobytes()
+        at += piece.held
+    return bytes(found)
 
 
 def expected_page(units: WireUnits, node: Node, page: int) -> bytes:
     """Return the bytes of the node's page as a receiver has them after the wire format."""
-    whole, block = node.page_bytes(page), units.layout.block_bytes
-    blocks = [whole[i : i + block] for i in range(0, len(whole), block)]
-    return b"".join(through(units.kv, block) for block in blocks)
+    spans = [(r.layer, units.layout.page_span(r.layer, page)) for r in units.layout.regions]
+    return b"".join(through(units.form(layer), node.bytes_of(span)) for layer, span in spans)
 
 
 def expected_slot(units: WireUnits, node: Node, slot: int) -> bytes:
-    layout, whole = units.layout, node.slot_bytes(slot)
     parts = []
-    states = layout.gdn_layers * layout.state_layer_bytes
-    for start in range(0, states, layout.state_layer_bytes):
-        rows, end = start + layout.conv_bytes, start + layout.state_layer_bytes
-        parts += [whole[start:rows], through(units.state, whole[rows:end])]
-    return b"".join([*parts, whole[states:]])
+    for layer in (layer for layer, cache in enumerate(units.layers) if cache.slot):
+        form = None if units.layers[layer].page else units.form(layer)
+        parts.append(through(form, node.bytes_of(units.layout.state_span(layer, slot))))
+    return b"".join(parts)
 
 
 def cells_in_use(*nodes: Node) -> int:
@@ -200,7 +238,7 @@ class Pair:
 
     def tick(self, layers: int | None = None) -> None:
         """Mark `layers` layers as computed, by default all of a forward's."""
-        for _ in range(layers or len(self.source.layout.layer_kinds)):
+        for _ in range(layers or len(self.source.layout.layers)):
             self.steps.tick()
 
     def open(

@@ -33,8 +33,10 @@ from tests.harness.loopback_pair import (
     Pair,
     cells_in_use,
     loopback_pair,
+    sent_bytes,
     small_layout,
 )
+from tests.harness.other_layouts import OTHERS
 from tests.harness.waiting import HANG_SECONDS, until
 from tests.transfer.test_transfer_path import LOSSY
 
@@ -245,7 +247,8 @@ def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
     drafts: bool,
 ) -> None:
     kinds = kinds + [DRAFT] * drafts
-    units = WireUnits.of(small_layout(tuple(kinds)), precision)
+    layout = small_layout(tuple(kinds))
+    caches, units = layout.layers, WireUnits.of(layout, precision)
     unit = units.largest_encoded
     staging = StagingBuffer(0, cells * unit * 3 // 2, unit)
     chunk_source = EncodingSource(units, 1, None, None, staging)  # type: ignore[arg-type]
@@ -266,17 +269,18 @@ def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
         assert (chunk.local_slot, header.carries_state) == (own_slot, own_slot is not None)
         encoded = 0
         for layer in range(header.first_layer, header.end_layer):
-            if kinds[layer].keeps_pages:
+            if caches[layer].page:
                 sent_pages += [(layer, page) for page in chunk.local_pages]
-            if kinds[layer].keeps_state and not later:
+            if caches[layer].slot and not later:
                 sent_states.append(layer)
-            if units.encoded(layer):
-                encoded += layer_bytes(units, layer, header.pages, header.carries_state)
-                encoded -= units.carry_bytes * (kinds[layer] is DRAFT and header.carries_state)
+            if units.form(layer) is not None:
+                # A draft layer's carry is no encoded state.
+                state = header.carries_state and kinds[layer] is not DRAFT
+                encoded += layer_bytes(units, layer, header.pages, state)
         assert encoded <= staging.cell_bytes
-    full = [layer for layer in range(layers) if kinds[layer].keeps_pages]
+    full = [layer for layer in range(layers) if caches[layer].page]
     assert sent_pages == [(layer, page) for layer in full for page in range(pages)]
-    assert sent_states == [layer for layer in range(layers) if kinds[layer].keeps_state]
+    assert sent_states == [layer for layer in range(layers) if caches[layer].slot]
 
 
 def test_a_room_that_is_given_up_is_not_over_before_its_windows_are_released(
@@ -334,3 +338,21 @@ def test_how_much_of_an_arena_is_kept_back(slabs: int, staging_mib: int, kept: i
 def test_settings_that_cannot_be_are_named(kv: str, state: str, mib: int) -> None:
     with pytest.raises(ValueError, match="wire_"):
         WireSettings.named(kv, state, mib)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("kv", [Precision.FP8, Precision.EXACT])
+def test_only_heads_of_another_family_are_encoded(name: str, kv: Precision) -> None:
+    """Whole parts, behind the heads of a block or the matrix of a state, arrive bit for bit."""
+    layout = OTHERS[name]
+    if not any(region.cache.by_heads for region in layout.regions):
+        kv = Precision.EXACT
+    precision = WirePrecision(kv, Precision.FP8)
+    units = WireUnits.of(layout, precision)
+    kept = -(-4 * units.largest_encoded // layout.slab_bytes)
+    with loopback_pair(layout, 9, precision=precision, kept_back=kept) as pair:
+        opened = pair.open(4, seed=3)
+        pair.compute(opened)
+        report = pair.verified().report
+        pair.assert_arrived(opened)
+        assert report.bytes == sent_bytes(units, 4) < sent_bytes(layout, 4)

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.transfer.chunks.chunk import ChunkHeader
-from tasuki.transfer.chunks.descriptors import Strip, TransferUnits, chunk_segments
+from tasuki.transfer.chunks.descriptors import Strip, TransferUnits
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, random_ids, small_layout
+from tests.harness.segments_twin import chunk_segments
 
 LAYOUT = small_layout((GDN, GDN, GDN, FULL) * 2 + (DRAFT,))
 GRAIN = TransferUnits.of(LAYOUT)
@@ -67,8 +68,8 @@ def test_every_byte_of_a_window_is_in_the_units_and_no_other(
     [
         (8, 0, GRAIN.block_bytes),
         (0, 0, GRAIN.block_bytes // 2),
-        (GRAIN.state_bytes // 2, 0, GRAIN.state_bytes),
-        (0, GRAIN.states * GRAIN.state_bytes, GRAIN.state_bytes),
+        (GRAIN.states[0].length // 2, 0, GRAIN.states[0].length),
+        (0, GRAIN.states[-1].offset, GRAIN.states[0].length),
     ],
 )
 def test_what_is_no_unit_is_none(segment: tuple[int, int, int]) -> None:

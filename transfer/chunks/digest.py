@@ -2,7 +2,8 @@
 
 A block's sum is multilinear over its 64-bit words, sum(word[i] * key[i]) mod 2^64 with odd keys. It
 costs one multiply-add a word, in any order, so a CPU (cpp_cache/digest) or a GPU computes it at
-memory speed. A summed part is one head's share of a block, or the state of one layer.
+memory speed. A summed part is one head's share of a block, a part of it without heads, or the state
+of one layer.
 
 The sum is mixed with (transfer id, generation, layer, logical page and head, or state), so right
 bytes in a wrong place fail. A chunk's digest is the sum of its parts' digests. It does not depend
@@ -10,8 +11,7 @@ on the number of ranks: heads are counted over all of them. It finds accidents (
 stale, missing bytes), not forgers.
 
 Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may run in
-parallel. Invariant: every block is a whole number of 64-bit words, because a page has 64 tokens and
-a state's columns are padded to 64 bytes.
+parallel. Invariant: every summed part is a whole number of 64-bit words, by the alignment of parts.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ from tasuki.pycache._cpp_cache import WindowDigester as CompiledDigester
 from tasuki.pycache.layout import CacheLayout
 
 from .chunk import ChunkHeader
-from .descriptors import UnitSizes, state_bytes
+from .descriptors import UnitSizes
 
 MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -112,61 +112,11 @@ class ArenaChunk:
 Digestible: TypeAlias = ArenaChunk | ChunkRows
 
 
-def row_table(chunks: Sequence[ChunkRows]) -> NDArray[np.int64]:
-    """Return the rows of all chunks as one table [5, columns] int64, equal to `WindowGeometry.rows`
-    of the same chunks.
-
-    The five lines are the rows' offsets, lengths, seeds and chunk numbers, then zeros to add the
-    digests to, at least one for each chunk. The number of columns is even, because a GPU's kernel
-    is compiled anew for lines not aligned to 16 bytes.
-    """
-    count = sum(len(chunk.offsets) for chunk in chunks)
-    columns = max(count, len(chunks))
-    table = np.zeros((5, columns + columns % 2), dtype=np.int64)
-    first = 0
-    for number, rows in enumerate(chunks):
-        end = first + len(rows.offsets)
-        table[:3, first:end] = rows.offsets, rows.lengths, rows.seeds
-        table[3, first:end] = number
-        first = end
-    return table
-
-
-def chunk_rows(
-    layout: CacheLayout,
-    transfer_id: int,
-    generation: int,
-    header: ChunkHeader,
-    pages: Sequence[int],
-    slot: int | None,
-    sizes: UnitSizes | None = None,
-) -> ChunkRows:
-    """Return the rows of one layer chunk, to be summed for its digest. pages, slot: ids in the
-    arena. sizes: bytes of each unit on the wire, counted from the unit's beginning; None: whole
-    units. REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
-    lengths = layout if sizes is None else sizes
-    rows: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]] = []
-    identity = splitmix64(splitmix64(transfer_id) ^ generation)
-    places = np.arange(header.first_page, header.first_page + len(pages), dtype=np.uint64)
-    for layer in range(header.first_layer, header.end_layer):
-        seed = np.uint64(splitmix64(identity ^ layer))
-        of_page, of_slot = layer_parts(layout, layer, lengths)
-        if of_page:
-            begins, words, keys = np.array(of_page, dtype=np.int64).T
-            # A page's parts are neighbours, as they are in a staged copy of it.
-            own = np.asarray(pages, dtype=np.int64)[:, None] * (layout.block_bytes // _WORD)
-            seeds = splitmix64_all(seed ^ places[:, None] ^ keys.astype(np.uint64))
-            shape = (len(pages), len(words))
-            rows.append(((own + begins).ravel(), np.broadcast_to(words, shape).ravel(), seeds))
-        if of_slot and slot is not None:
-            begins, words, keys = np.array(of_slot, dtype=np.int64).T
-            begins = begins + slot * (layout.slab_bytes // _WORD)
-            rows.append((begins, words, splitmix64_all(seed ^ keys.astype(np.uint64))))
-    return ChunkRows(
-        np.concatenate([_NOTHING, *(offsets for offsets, _, _ in rows)]),
-        np.concatenate([_NOTHING, *(words for _, words, _ in rows)]),
-        np.concatenate([_NOTHING, *(seeds.ravel().view(np.int64) for _, _, seeds in rows)]),
-    )
+def chunk_rows(geometry: WindowGeometry, chunk: ArenaChunk) -> ChunkRows:
+    """Return the rows of one layer chunk, to be summed for its digest. geometry: a result of
+    chunk_geometry(). REQUIRES: ids are inside the arena."""
+    count, table = geometry.rows([chunk.places])
+    return ChunkRows(*table[:3, :count])
 
 
 def place_seeds(
@@ -196,26 +146,24 @@ def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Pa
     of each unit on the wire, counted from the unit's beginning."""
     of_page: Parts = []
     of_slot: Parts = []
-    kind = layout.layer_kinds[layer]
-    if kind.keeps_pages:
-        begin = layout.page_span(layer, 0).offset // _WORD
-        words = lengths.block_bytes // layout.kv_heads // _WORD
+    if layout.layers[layer].page:
+        begin = layout.page_span(layer, 0).offset
         of_page = [
-            (begin + head * words, words, head << _HEAD_SHIFT) for head in range(layout.kv_heads)
+            ((begin + row.offset) // _WORD, row.length // _WORD, number << _HEAD_SHIFT)
+            for number, row in enumerate(lengths.block_rows(layer))
         ]
-    if kind.keeps_state:
+    if layout.layers[layer].slot:
         begin = layout.state_span(layer, 0).offset // _WORD
-        of_slot = [(begin, state_bytes(lengths, layer) // _WORD, _STATE)]
+        of_slot = [(begin, lengths.state_length(layer) // _WORD, _STATE)]
     return of_page, of_slot
 
 
 def chunk_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> WindowGeometry:
-    """Return the compiled computation of a chunk's rows, for an arena with this layout. Its
-    reference is `chunk_rows`. sizes: bytes of each unit on the wire, counted from the unit's
-    beginning; None: whole units."""
+    """Return the compiled computation of a chunk's rows, for an arena with this layout. sizes:
+    bytes of each unit on the wire, counted from the unit's beginning; None: whole units."""
     lengths = layout if sizes is None else sizes
     return WindowGeometry(
-        [layer_parts(layout, layer, lengths) for layer in range(len(layout.layer_kinds))],
+        [layer_parts(layout, layer, lengths) for layer in range(len(layout.layers))],
         layout.block_bytes // _WORD,
         layout.slab_bytes // _WORD,
     )
@@ -276,8 +224,7 @@ class ChunkDigester(Digester):
     def __init__(
         self, memory: NDArray[np.uint8], layout: CacheLayout, sizes: UnitSizes | None = None
     ) -> None:
-        longest = max(layout.block_bytes, layout.state_layer_bytes, layout.carry_bytes) // _WORD
-        self._rows = RowDigester(memory, longest)
+        self._rows = RowDigester(memory, layout.longest_row // _WORD)
         self._windows = CompiledDigester(self._rows, chunk_geometry(layout, sizes))
 
     def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tasuki.pycache._cpp_cache import WindowGeometry
 from tasuki.transfer.chunks.chunk import (
     Destination,
     FinishedLayers,
@@ -18,8 +19,15 @@ from tasuki.transfer.chunks.chunk import (
     cut,
     granted_pages,
 )
-from tasuki.transfer.chunks.descriptors import Segments, layer_bytes, merge_segments
-from tasuki.transfer.chunks.digest import ChunkRows, Digester, chunk_rows, layer_parts
+from tasuki.transfer.chunks.descriptors import Segments, merge_segments
+from tasuki.transfer.chunks.digest import (
+    ArenaChunk,
+    ChunkRows,
+    Digester,
+    chunk_geometry,
+    chunk_rows,
+    layer_parts,
+)
 from tasuki.transfer.ranks.region import RankSpans
 from tasuki.transfer.settings import WireSettings
 
@@ -134,6 +142,7 @@ class EncodingSource:
         self.cells = cells
         self.digester = digester
         self._units = units
+        self._geometry = chunk_geometry(units.layout, units)
         self._codec = codec
 
     @property
@@ -173,8 +182,10 @@ class EncodingSource:
         if header.end_layer - header.first_layer > 1 or size <= self.cells.cell_bytes:
             yield chunk
             return
-        at_once = self.cells.cell_bytes // self._units.block_bytes
-        beside = self._units.layer_kinds[header.first_layer].keeps_state
+        form = self._units.form(header.first_layer)
+        assert form is not None
+        at_once = self.cells.cell_bytes // (form.runs * form.sent)
+        beside = self._units.layers[header.first_layer].slot
         for start in range(0, header.pages, at_once):
             pages = chunk.local_pages[start : start + at_once]
             part = replace(header, first_page=header.first_page + start, pages=len(pages))
@@ -186,12 +197,11 @@ class EncodingSource:
             yield segment
 
     def _encoded_bytes(self, chunk: LayerChunk, layer: int) -> int:
-        if not self._units.encoded(layer):
+        form, header = self._units.form(layer), chunk.header
+        if form is None:
             return 0
-        header = chunk.header
-        if self._units.layer_kinds[layer].keeps_pages:
-            return header.pages * self._units.block_bytes
-        return layer_bytes(self._units, layer, 0, header.carries_state)
+        units = header.pages if self._units.layers[layer].page else int(header.carries_state)
+        return units * form.runs * form.sent
 
     def has_room(self, peer: str) -> bool:
         return self.cells.has_room(peer)
@@ -203,25 +213,25 @@ class EncodingSource:
         except BaseException:
             self.cells.give_back(cell)
             raise
-        return _EncodedChunk(self._units, self.cells, chunk, cell, places)
+        return _EncodedChunk(self._geometry, self.cells, chunk, cell, places)
 
     def _encode(self, chunk: LayerChunk, cell: Cell) -> Places:
         header, slot = chunk.header, chunk.local_slot
-        rows = chunk_rows(self._units.layout, 0, 0, header, chunk.local_pages, slot, self._units)
+        rows = chunk_rows(self._geometry, ArenaChunk(0, 0, header, chunk.local_pages, slot))
         places = rows.offsets * _WORD
         part, offset = 0, cell.offset
         for layer in range(header.first_layer, header.end_layer):
-            kind = self._units.layer_kinds[layer]
             of_page, of_slot = layer_parts(self._units.layout, layer, self._units)
-            ids = chunk.local_pages if kind.keeps_pages else () if slot is None else (slot,)
-            parts = len(ids) * len(of_page if kind.keeps_pages else of_slot)
-            if ids and self._units.encoded(layer):
+            ids = chunk.local_pages if of_page else () if slot is None else (slot,)
+            parts, form = len(of_page or of_slot), self._units.form(layer)
+            if ids and form is not None:
                 self._codec.encode(layer, ids, offset)
-                lengths = rows.lengths[part : part + parts] * _WORD
-                places[part : part + parts] = offset + np.cumsum(lengths) - lengths
-                offset += int(lengths.sum())
-            # A draft layer's carried values are sent from their place in the arena.
-            part += parts + (0 if slot is None or not kind.keeps_pages else len(of_slot))
+                runs = len(ids) * form.runs
+                own = places[part : part + len(ids) * parts].reshape(len(ids), parts)
+                own[:, : form.runs] = (offset + np.arange(runs) * form.sent).reshape(len(ids), -1)
+                offset += runs * form.sent
+            # Whole parts, and a state beside pages, are sent from their place in the arena.
+            part += len(ids) * parts + (len(of_slot) if of_page and slot is not None else 0)
         assert offset <= cell.offset + cell.size
         return places
 
@@ -232,13 +242,13 @@ class _EncodedChunk:
 
     def __init__(
         self,
-        units: WireUnits,
+        geometry: WindowGeometry,
         cells: StagingBuffer,
         chunk: LayerChunk,
         cell: Cell,
         places: Places,
     ) -> None:
-        self._units = units
+        self._geometry = geometry
         self._cells = cells
         self._chunk = chunk
         self._cell = cell
@@ -259,8 +269,9 @@ class _EncodedChunk:
     def _rows(
         self, transfer_id: int, generation: int, pages: Sequence[int], slot: int | None
     ) -> ChunkRows:
-        layout, header = self._units.layout, self._chunk.header
-        return chunk_rows(layout, transfer_id, generation, header, pages, slot, self._units)
+        header = self._chunk.header
+        chunk = ArenaChunk(transfer_id, generation, header, tuple(pages), slot)
+        return chunk_rows(self._geometry, chunk)
 
     def release(self) -> None:
         self._cells.give_back(self._cell)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.config_json import ConfigFields, ConfigFile, RopeSettings
-from tasuki.pycache.layout import MODEL_KINDS, LayerKind
+from tasuki.model.layer_kind import MODEL_KINDS, LayerKind
 
 DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})

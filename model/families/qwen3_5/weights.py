@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.weights.layers import (
     AttentionWeights,
     DraftWeights,
@@ -23,7 +24,6 @@ from tasuki.model.weights.layers import (
 )
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.source import RandomSource, TensorSource
-from tasuki.pycache.layout import LayerKind
 from tasuki.utils.logs import Progress, no_progress
 
 
