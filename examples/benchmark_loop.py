@@ -20,7 +20,8 @@ def main(target: str, sessions: str = "4", turns: str = "5") -> None:
             with client.open_session() as session:
                 for turn in range(int(turns)):
                     length = 400 if turn == 0 else 60
-                    session.append(Prompt(token_ids=[rng.randrange(2000) for _ in range(length)]))
+                    tokens = [rng.randrange(256, 2000) for _ in range(length)]
+                    session.append(Prompt(token_ids=tokens))
                     answer = session.generate(max_new_tokens=16, ignore_eos=True).result()
                     usage = answer.usage
                     first[turn].append(usage.time_to_first_token)

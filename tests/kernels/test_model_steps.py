@@ -21,6 +21,7 @@ from tasuki.model.protocol import GpuModel
 from tasuki.model.weights import layers
 from tasuki.model.weights.source import RandomSource
 from tasuki.pycache.arena import Arena
+from tests.harness.covering import slow_behind
 from tests.harness.model_shapes import dense_raw, moe_raw, next_raw
 
 from .tensors import close
@@ -36,9 +37,9 @@ SIZES = {
 OF_EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 MOE = moe_raw()["text_config"]
 RAWS = {
-    "dense": dense_raw() | SIZES,
-    "moe": MOE | SIZES | OF_EXPERTS,
     "next": next_raw() | SIZES | OF_EXPERTS,
+    "moe": MOE | SIZES | OF_EXPERTS,
+    "dense": dense_raw() | SIZES,
 }
 PROMPTS = ([3, 1, 4, 1, 5], [9, 2, 6])
 ANSWERS = ([11, 12, 13], [21, 22, 23])
@@ -116,7 +117,7 @@ class Both:
         return self.ints(self.pages)
 
 
-@pytest.fixture(params=RAWS)
+@pytest.fixture(params=slow_behind(1, {name: name for name in RAWS}))
 def both(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Both]:
     yield Both(RAWS[request.param], device)
 
@@ -157,6 +158,7 @@ def test_a_prompt_then_a_decode_step(both: Both) -> None:
     close(guess(ids, hidden)[0].cpu(), drawn, TOLERANCE)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_verified_drafts_and_their_folds(both: Both) -> None:
     lengths = prompted(both)
