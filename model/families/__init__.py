@@ -1,0 +1,1 @@
+"""Families of models: what each computes, reads, caches and costs."""
