@@ -12,16 +12,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tasuki.model.config_json import ConfigFields
-from tasuki.model.families.kimi_linear.config import KimiShape, Mixer, read_shape
+from tasuki.model.config_json import ConfigFile
+from tasuki.model.families.kimi_linear.config import KimiConfig, Mixer
 from tasuki.model.families.kimi_linear.operators import KimiBackend
+from tasuki.model.families.kimi_linear.reader import read_config
 from tasuki.model.families.kimi_linear.stack import (
     KdaStates,
     LatentPages,
     LayerViews,
     run_layers,
 )
-from tasuki.model.families.kimi_linear.weights import KimiWeights, Table, assemble
+from tasuki.model.families.kimi_linear.weights import KimiWeights, assemble
 from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.ops.norm.reference import rms_norm
@@ -155,23 +156,20 @@ class KimiRun:
 
     def __init__(self, folder: Path, tokens: int, dtype: torch.dtype = torch.float32) -> None:
         torch.set_num_threads(1)
-        raw = json.loads((folder / "config.json").read_text())
-        self.shape: KimiShape = read_shape(ConfigFields(raw, "config.json"))
-        self.eps: float = raw["rms_norm_eps"]
-        table = Table(raw["vocab_size"], raw["hidden_size"], None, tied=False)
+        self.config: KimiConfig = read_config(ConfigFile.load(folder))
         with Checkpoint(folder) as source:
-            self.weights: KimiWeights = assemble(self.shape, table, source, dtype)
-        self.backend = KimiBackend(self.shape, self.eps)
+            self.weights: KimiWeights = assemble(self.config, source, dtype)
+        self.backend = KimiBackend(self.config)
         self.page_count = -(-tokens // PAGE_TOKENS)
         self.begin_again()
 
     def begin_again(self) -> None:
         """Forget the sequence."""
         self.tokens = 0
-        self.views = [self._view(mixer) for mixer in self.shape.mixers]
+        self.views = [self._view(mixer) for mixer in self.config.mixers]
 
     def _view(self, mixer: Mixer) -> LayerViews:
-        shape, dtype = self.shape, self.weights.dtype
+        shape, dtype = self.config, self.weights.dtype
         if mixer is Mixer.LATENT:
             size = (self.page_count + 1, PAGE_TOKENS, shape.latent.row)
             return LatentPages(torch.full(size, torch.nan, dtype=dtype))
@@ -202,7 +200,7 @@ class KimiRun:
             self.views,
             hooks or NullHooks(),
         )
-        return rms_norm(branch + residual, self.weights.norm, self.eps)
+        return rms_norm(branch + residual, self.weights.norm, self.config.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [T, vocab] float32 of hidden states [T, hidden]."""

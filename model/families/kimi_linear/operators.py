@@ -22,7 +22,7 @@ from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
 
-from .config import ExpertShape, KimiShape
+from .config import ExpertShape, KimiConfig
 from .latent_attention import latent_attention
 from .weights import DenseWeights, ExpertWeights, KdaWeights, LatentWeights
 
@@ -42,7 +42,7 @@ class KimiPlan:
     room: RowRoom
 
     @staticmethod
-    def of(batch: Batch, shape: KimiShape, room: RowRoom) -> "KimiPlan":
+    def of(batch: Batch, config: KimiConfig, room: RowRoom) -> "KimiPlan":
         lengths = batch.cu_seqlens.diff().tolist()
         saves = batch.saves()
         return KimiPlan(
@@ -54,34 +54,36 @@ class KimiPlan:
                 PAGE_TOKENS,
                 batch.stepped,
             ),
-            conv=plan_conv(lengths, batch.read_slots, saves, shape.conv_width - 1),
+            conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
             delta=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
             room=room,
         )
 
 
 class KimiBackend:
-    """The back end in PyTorch. shape: with one rank's heads and widths, like the weights. It owns
+    """The back end in PyTorch. config: with one rank's heads and widths, like the weights. It owns
     the memory for rows gathered from pages, shared by successive forwards. Thread rule: one
     thread."""
 
-    def __init__(self, shape: KimiShape, norm_eps: float, reduce: Reduce = one_rank) -> None:
-        self._shape = shape
-        self._eps = norm_eps
+    def __init__(self, config: KimiConfig, reduce: Reduce = one_rank) -> None:
+        self._config = config
         self._reduce = reduce
         self._room = RowRoom()
 
+    def beside(self) -> "KimiBackend":
+        """Return a back end for forwards on another thread, with memory of its own."""
+        return KimiBackend(self._config, self._reduce)
+
     def bind(self, batch: Batch) -> "KimiOperators":
-        plan = KimiPlan.of(batch, self._shape, self._room)
-        return KimiOperators(self._shape, self._eps, plan, self._reduce)
+        plan = KimiPlan.of(batch, self._config, self._room)
+        return KimiOperators(self._config, plan, self._reduce)
 
 
 class KimiOperators:
     """Operators of one forward of T tokens. It holds the forward's plan and none of the arena."""
 
-    def __init__(self, shape: KimiShape, eps: float, plan: KimiPlan, reduce: Reduce) -> None:
-        self._shape = shape
-        self._eps = eps
+    def __init__(self, config: KimiConfig, plan: KimiPlan, reduce: Reduce) -> None:
+        self._config = config
         self._plan = plan
         self._reduce = reduce
 
@@ -91,7 +93,7 @@ class KimiOperators:
         """Return the product [T, n] of the normed branch + residual with weight [n, hidden]
         transposed, and the sum branch + residual [T, hidden]. norm: [hidden] float32."""
         total = residual if branch is None else residual + branch
-        return product(rms_norm(total, norm, self._eps), weight), total
+        return product(rms_norm(total, norm, self._config.norm_eps), weight), total
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
         """Return x [T, k] times weight [hidden, k] transposed, summed over ranks: [T, hidden]."""
@@ -104,10 +106,10 @@ class KimiOperators:
         the layer's convolution states. ssm: [slots, heads, value dim, key dim], its recurrent
         states. Both are read and written at the batch's slots.
         """
-        shape = self._shape
-        tokens, heads, dim = len(projected), shape.kda_heads, shape.kda_dim
+        config = self._config
+        tokens, heads, dim = len(projected), config.kda_heads, config.kda_dim
         mixed, decay, gate, beta = projected.split_with_sizes(
-            [shape.conv_channels, shape.gate_rank, shape.gate_rank, heads], dim=-1
+            [config.conv_channels, config.gate_rank, config.gate_rank, heads], dim=-1
         )
         mixed = causal_conv(mixed, weights.conv, conv, self._plan.conv).float()
         q, k, v = mixed.view(tokens, 3, heads, dim).unbind(1)
@@ -123,7 +125,7 @@ class KimiOperators:
             CHANNEL_DECAY,
         )
         opened = product(gate, weights.gate_proj).view(tokens, heads, dim).float().sigmoid()
-        normed = rms_norm(output, weights.norm, self._eps)
+        normed = rms_norm(output, weights.norm, self._config.norm_eps)
         return (normed * opened).to(projected.dtype).flatten(1)
 
     def latent(self, projected: Tensor, weights: LatentWeights, pages: Tensor) -> Tensor:
@@ -133,7 +135,7 @@ class KimiOperators:
         page_tokens, rank + shared_dim], the layer's pages. All rows of this forward are written
         before any is read.
         """
-        shape = self._shape.latent
+        shape = self._config.latent
         tokens = len(projected)
         q, latent, shared = projected.split_with_sizes(
             [shape.heads * shape.query_dim, shape.rank, shape.shared_dim], dim=-1
@@ -156,10 +158,10 @@ class KimiOperators:
         """Return the feed-forward of the normed branch + residual, summed over ranks, and the sum
         branch + residual."""
         total = residual + branch
-        x = rms_norm(total, norm, self._eps)
+        x = rms_norm(total, norm, self._config.norm_eps)
         if isinstance(weights, DenseWeights):
             return self._reduce(swiglu(x, weights.gate_up, weights.down)), total
-        shape = self._shape.experts
+        shape = self._config.experts
         chosen, experts = route(x, weights, shape)
         routed = mixture(x, weights.gate_up, weights.down, chosen, experts, shape.own.start)
         shared = swiglu(x, weights.shared.gate_up, weights.shared.down)

@@ -3,7 +3,7 @@
 Knows pages and slots only as ids in a `Batch`, and memory only as the views given to it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -55,9 +55,13 @@ def run_layers(
         hooks.cache_written(layer)
         branch = operators.project(mixed, own.mixer.out_proj)
         branch, residual = operators.feed_forward(branch, residual, own.mlp_norm, own.mlp)
-        hooks.after_layer(layer, branch, residual)
+        hooks.after_layer(layer, _sum_of(branch, residual))
     assert branch is not None
     return branch, residual
+
+
+def _sum_of(branch: Tensor, residual: Tensor) -> Callable[[], Tensor]:
+    return lambda: branch + residual
 
 
 def fold_states(

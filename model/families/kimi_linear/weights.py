@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.model.weights.layers import for_device
-from tasuki.model.weights.matrix import Kind, Matrix
+from tasuki.model.weights.layers import Weights, for_device, laid_out
+from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.source import TensorSource
 from tasuki.utils.logs import Progress, no_progress
 
-from .config import KimiShape, Mixer
+from .config import KimiConfig, Mixer
 
 
 @dataclass(frozen=True)
@@ -90,57 +90,38 @@ class KimiLayer:
 
 
 @dataclass(frozen=True)
-class KimiWeights:
-    """Weights of a model. embedding: [vocab, hidden]. norm: [hidden] fp32. head: [vocab, hidden] or
-    a rank's rows of it; it shares the embedding's memory if the two are tied."""
+class KimiWeights(Weights):
+    """Weights of a model. norm: [hidden] fp32, of the last hidden states."""
 
-    embedding: Tensor
     layers: tuple[KimiLayer, ...]
     norm: Tensor
-    head: Matrix
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of activations and of all unquantised weights."""
-        return self.embedding.dtype
-
-
-@dataclass(frozen=True)
-class Table:
-    """Sizes around the layers. vocab, hidden: shape of the embedding. head_rows: this rank's range
-    of the vocabulary; None: all. tied: the head is the embedding."""
-
-    vocab: int
-    hidden: int
-    head_rows: range | None
-    tied: bool
 
 
 def assemble(
-    shape: KimiShape,
-    table: Table,
+    config: KimiConfig,
     source: TensorSource,
     dtype: torch.dtype,
+    device: torch.device | str = "cpu",
     progress: Progress = no_progress,
 ) -> KimiWeights:
-    """Read every tensor needed by the shape from the source, one at a time, and return the weights.
-    progress: called with the number of layers done and in all. Raises WeightsError."""
-    return _Assembler(shape, table, source, dtype).model(progress)
+    """Read every tensor needed by the config from the source, one at a time, and return the
+    weights. progress: called with the number of layers done and in all. Raises WeightsError."""
+    return _Assembler(config, source, dtype, torch.device(device)).model(progress)
 
 
 class _Assembler:
     def __init__(
-        self, shape: KimiShape, table: Table, source: TensorSource, dtype: torch.dtype
+        self, config: KimiConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._shape = shape
-        self._table = table
-        self._hidden = table.hidden
+        self._config = config
+        self._hidden = config.hidden
         self._source = source
         self._dtype = dtype
+        self._device = device
 
     def model(self, progress: Progress) -> KimiWeights:
-        table, kinds = self._table, self._shape.mixers
-        embedding = self._read("embed_tokens.weight", table.vocab, table.hidden)
+        config, kinds = self._config, self._config.mixers
+        embedding = self._read("embed_tokens.weight", config.vocab, config.hidden)
         layers: list[KimiLayer] = []
         for mixer in kinds:
             layers.append(self._layer(len(layers), mixer))
@@ -161,14 +142,14 @@ class _Assembler:
             mixer=self._kda(attention) if mixer is Mixer.KDA else self._latent(attention),
             mlp_norm=self._float(f"{prefix}.post_attention_layernorm.weight", hidden),
             mlp=(
-                self._dense(f"{prefix}.mlp", self._shape.intermediate)
-                if layer < self._shape.dense_layers
+                self._dense(f"{prefix}.mlp", self._config.intermediate)
+                if layer < self._config.dense_layers
                 else self._experts(f"{prefix}.block_sparse_moe")
             ),
         )
 
     def _kda(self, prefix: str) -> KdaWeights:
-        shape, hidden = self._shape, self._hidden
+        shape, hidden = self._config, self._hidden
         heads, dim, width, rank = shape.kda_heads, shape.kda_dim, shape.kda_width, shape.gate_rank
         rows = {"q": width, "k": width, "v": width, "f_a": rank, "g_a": rank, "b": heads}
         convs = [
@@ -188,10 +169,10 @@ class _Assembler:
         )
 
     def _latent(self, prefix: str) -> LatentWeights:
-        shape = self._shape.latent
+        shape = self._config.latent
         heads, key, value = shape.heads, shape.key_dim, shape.value_dim
         expanded = self._read(f"{prefix}.kv_b_proj.weight", heads * (key + value), shape.rank)
-        keys, values = expanded.view(heads, key + value, shape.rank).split([key, value], dim=1)
+        keys, values = expanded.view(heads, key + value, shape.rank).split_with_sizes([key, value], dim=1)
         rows = {"q": heads * shape.query_dim, "kv_a": shape.row}
         return LatentWeights(
             in_proj=self._joined(prefix, rows),
@@ -207,21 +188,21 @@ class _Assembler:
             for name in ("gate", "up")
         )
         down = self._matrix(f"{prefix}.down_proj.weight", self._hidden, intermediate)
-        return DenseWeights(_laid_out(Matrix.fused([gate, up])), down)
+        return DenseWeights(laid_out(Matrix.fused([gate, up])), down)
 
     def _experts(self, prefix: str) -> ExpertWeights:
-        shape, hidden = self._shape.experts, self._hidden
+        shape, hidden = self._config.experts, self._hidden
 
         def stack(projection: str, *size: int) -> Matrix:
             names = [f"{prefix}.experts.{expert}.{projection}.weight" for expert in shape.own]
-            return self._source.stack(names, size, self._dtype)
+            return self._source.stack(names, size, self._dtype).to(self._device)
 
         gate, up = (stack(name, shape.intermediate, hidden) for name in ("w1", "w3"))
         return ExpertWeights(
             router=self._float(f"{prefix}.gate.weight", shape.experts, hidden),
             bias=self._float(f"{prefix}.gate.e_score_correction_bias", shape.experts),
-            gate_up=_laid_out(Matrix.fused([gate, up])),
-            down=_laid_out(stack("w2", hidden, shape.intermediate)),
+            gate_up=laid_out(Matrix.fused([gate, up])),
+            down=laid_out(stack("w2", hidden, shape.intermediate)),
             shared=self._dense(f"{prefix}.shared_experts", shape.shared),
         )
 
@@ -231,22 +212,16 @@ class _Assembler:
         for name, count in rows.items():
             leaf = "kv_a_proj_with_mqa" if name == "kv_a" else f"{name}_proj"
             parts.append(self._stored(f"{prefix}.{leaf}.weight", count, self._hidden))
-        return _laid_out(Matrix.fused(parts))
+        return laid_out(Matrix.fused(parts))
 
     def _matrix(self, name: str, *size: int) -> Matrix:
-        return _laid_out(self._stored(name, *size))
+        return laid_out(self._stored(name, *size))
 
     def _stored(self, name: str, *size: int) -> Matrix:
-        return self._source.matrix(name, size, self._dtype)
+        return self._source.matrix(name, size, self._dtype).to(self._device)
 
     def _read(self, name: str, *size: int) -> Tensor:
-        return self._source.read(name, size, self._dtype)
+        return self._source.read(name, size, self._dtype).to(self._device)
 
     def _float(self, name: str, *size: int) -> Tensor:
-        return self._source.read(name, size, torch.float32)
-
-
-def _laid_out(matrix: Matrix) -> Matrix:
-    """Return the matrix in the memory layout of a CPU's products. A quantised matrix stays as
-    stored, and is dequantised at use."""
-    return Matrix.of(for_device(matrix.plain)) if matrix.kinds == {Kind.PLAIN} else matrix
+        return self._source.read(name, size, torch.float32).to(self._device)
