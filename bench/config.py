@@ -11,7 +11,7 @@ from tasuki.bench.measure.results import OUT
 from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig
-from tasuki.model.known_models import published_or_folder
+from tasuki.model.families.registry import published_or_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.utils.options import Auto, option
 

@@ -29,7 +29,7 @@ from tasuki.bench.vision.first_tokens import FirstTokens
 from tasuki.bench.vision.resent import ResentPictures
 from tasuki.bench.vision.stages import measure_stages, stage_means
 from tasuki.bench.vision.text_only import TextOnly
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.registry import load_config
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.processor import PixelRules, Size
 from tasuki.utils.flags import parse_config
@@ -64,7 +64,7 @@ class PicturesBench:
             size = write_checkpoint(self._folder, config.shape, config.torch_device)
             free_memory(config.torch_device)
             print(f"drew {size / 1e9:.2f} GB in {time.monotonic() - began:.1f} s", flush=True)
-        self._model = ModelConfig.load(self._folder)
+        self._model = load_config(self._folder)
         vision = VisionConfig.load(self._folder)
         if vision is None:
             raise BenchError(f"{self._folder}: has no vision tower: give another --model")

@@ -32,8 +32,7 @@ from tasuki.bench.load.node_main import FREE, RANDOM
 from tasuki.bench.load.node_process import NodeProcess, node_process
 from tasuki.bench.load.serving_config import Kind, ServingConfig
 from tasuki.bench.load.serving_report import ServingReport
-from tasuki.model.config import ModelConfig
-from tasuki.model.known_models import PUBLISHED
+from tasuki.model.families.registry import config_of, published
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.flags import parse_config
 
@@ -222,12 +221,12 @@ def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterato
 
 
 def _shape(config: ServingConfig) -> dict[str, Any]:
-    return free_shape(config.kind.layers) if config.free_model else dict(PUBLISHED[config.model])
+    return free_shape(config.kind.layers) if config.free_model else published(config.model)
 
 
 def _free_arena_mib(config: ServingConfig) -> int:
     """Return an arena size in MiB, large enough to avoid evictions."""
-    layout = ModelConfig.from_dict(_shape(config)).cache_layout("bfloat16", "bfloat16", "float32")
+    layout = config_of(_shape(config)).cache_layout("bfloat16", "bfloat16", "float32")
     sessions = config.load.sessions
     # The last page of a session is its own, and possibly the last page of each turn too.
     pages = config.tokens_held // PAGE_TOKENS + sessions * _SLOTS

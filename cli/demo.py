@@ -298,7 +298,7 @@ _EDITED = "The last turn with other ends: KV counts only as far as a state stand
 
 @dataclass(frozen=True)
 class DemoConfig:
-    model: str = option("", "folder of a Qwen3.5-family checkpoint; the embedded one if empty")
+    model: str = option("", "folder of a checkpoint; the embedded one if empty")
     answer_tokens: int = option(64, "tokens of an answer at most")
     arena_mib: int = option(256, "KV pages and state slots of each daemon, MiB")
 

@@ -25,9 +25,7 @@ class PromptFileError(ValueError):
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    model: str = option(
-        "", "folder of a Qwen3.5-family checkpoint; the embedded one if empty", argument="MODEL"
-    )
+    model: str = option("", "folder of a checkpoint; the embedded one if empty", argument="MODEL")
     prompt: str | None = option(None, "one prompt as text")
     image: str = option("", "picture files, separated by commas; with the prompt they are a chat")
     prompt_ids: str | None = option(None, "JSON file: a list of token-id lists, run concurrently")

@@ -98,7 +98,7 @@ class EngineConfig:
 
     model: str = option(
         "",
-        "folder of a Qwen3.5-family checkpoint, or its name on huggingface.co, as Qwen/Qwen3.5-9B",
+        "folder of a checkpoint, or its name on huggingface.co, as Qwen/Qwen3.5-9B",
         aliases=("--model-path",),
         argument="MODEL",
         unit="DIR|NAME",

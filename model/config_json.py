@@ -95,6 +95,83 @@ class ConfigFields:
         return ModelConfigError(f"{self.source}: {self.within}{name} {what}; {fix}")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ModelConfigError."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ModelConfigError(f"{path}: is nested too deep; fetch the file again") from error
+    except OSError as error:
+        raise ModelConfigError(
+            f"{path}: cannot be read ({error.strerror}); give a folder in Hugging Face layout"
+        ) from error
+    except ValueError as error:
+        raise ModelConfigError(f"{path}: is not JSON ({error}); fetch the file again") from error
+    if not isinstance(raw, dict):
+        raise ModelConfigError(f"{path}: holds no JSON object; fetch the file again")
+    return raw
+
+
+_MOST_TOKENS = 2**31
+"""Upper limit of token ids, because ids are int32 everywhere."""
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A checkpoint's config.json, for the reader of its family. outer: all fields; text: the fields
+    of the text model, `outer` itself in a flat file; generation: of generation_config.json, if
+    there is one."""
+
+    outer: ConfigFields
+    text: ConfigFields
+    generation: Mapping[str, Any]
+
+    @staticmethod
+    def load(directory: Path | str) -> "ConfigFile":
+        """Read a folder's config.json and, if present, generation_config.json. Raises
+        ModelConfigError."""
+        path = Path(directory) / "config.json"
+        generation = Path(directory) / "generation_config.json"
+        extra = read_json(generation) if generation.exists() else {}
+        return ConfigFile.of(read_json(path), extra, str(path))
+
+    @staticmethod
+    def of(
+        raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None, source: str = "config"
+    ) -> "ConfigFile":
+        """Return the file with these contents. source: its name in error messages. Raises
+        ModelConfigError."""
+        outer = ConfigFields(raw, source)
+        text = raw.get("text_config", raw)
+        if not isinstance(text, dict):
+            raise outer.error(
+                "text_config", "is not an object", "copy it from the published config"
+            )
+        return ConfigFile(outer, ConfigFields(text, source), generation or {})
+
+    @property
+    def is_nested(self) -> bool:
+        return self.text.values is not self.outer.values
+
+    def eos_ids(self) -> tuple[int, ...]:
+        """Return the ids of all end tokens, ascending. Raises ModelConfigError."""
+        ids: set[int] = set()
+        for holder in (self.outer, self.text, self.generation):
+            found = holder.get("eos_token_id")
+            listed = found if isinstance(found, list) else [] if found is None else [found]
+            if not all(type(item) is int and abs(item) < _MOST_TOKENS for item in listed):
+                raise self.text.error(
+                    "eos_token_id", f"is {found!r:.80}", "use an id or a list of ids"
+                )
+            ids.update(listed)
+        return tuple(sorted(ids))
+
+    def is_tied(self) -> bool:
+        """Return true if the head is the embedding. Raises ModelConfigError."""
+        inner = self.text.flag("tie_word_embeddings", default=False)
+        return self.outer.flag("tie_word_embeddings", default=inner)
+
+
 _METHODS = ("fp8", "compressed-tensors", "modelopt")
 _BLOCK = [128, 128]
 

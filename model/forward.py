@@ -15,7 +15,7 @@ computes the rest of a layer alone, on its own heads and its own part of every i
 Does not know layers or memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
@@ -260,6 +260,23 @@ class Batch:
         )
 
 
+@dataclass(frozen=True)
+class FoldRows:
+    """Folds (states to store after accepted tokens), one per row, [n] int32 on the device. places:
+    index of each row among the kept inputs. counts: number of accepted tokens, 1 or more.
+    read_slots: slot of the state before the row's tokens. write_slots: slot for the state after the
+    accepted tokens. It is no slot of another row, but may be the row's own read slot."""
+
+    places: Tensor
+    counts: Tensor
+    read_slots: Tensor
+    write_slots: Tensor
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.places, self.counts, self.read_slots, self.write_slots
+
+
 class Phase(Enum):
     """The use of a forward's rows. Precision follows the phase and never the number of rows.
     Otherwise a verified draft, or a partly cached prompt, would give other tokens than the same
@@ -284,7 +301,7 @@ class LayerHooks(Protocol):
         return
 
     def mixer_inputs(self, layer: int, projected: Tensor) -> None:
-        """Receive the input of the layer's mixer (attention or GDN) before the mixer reads it.
+        """Receive the input of the layer's mixer before the mixer reads it.
         projected: [T, widths]; for a draft layer, the model's final hidden states. The tensor is
         valid during the call only."""
         return
@@ -294,12 +311,10 @@ class LayerHooks(Protocol):
         The layer's output projection and feed-forward, a large part of its work, still follow."""
         return
 
-    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
-        """Announce that the whole layer is computed (on a GPU: enqueued).
-
-        branch + residual, both [T, hidden_size], is the residual stream; valid during the call
-        only. The two are separate because the next norm adds them.
-        """
+    def after_layer(self, layer: int, stream: Callable[[], Tensor]) -> None:
+        """Announce that the whole layer is computed (on a GPU: enqueued). stream: returns the
+        residual stream [T, width], valid during the call only; each family has a form of its
+        own."""
         return
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from tasuki.bench.measure.floors import Floors
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.timing import Work, median_seconds, turn_seconds
-from tasuki.model.config import ModelConfig
-from tasuki.model.known_models import published_or_folder
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.registry import published_or_folder
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS
 
@@ -32,8 +32,8 @@ class Stage:
     kv: str = "bfloat16"
 
     @cached_property
-    def model(self) -> ModelConfig:
-        return published_or_folder("9b")
+    def model(self) -> DeltaNetConfig:
+        return delta_net("9b")
 
     @cached_property
     def arena(self) -> Arena:
@@ -63,6 +63,13 @@ class Stage:
 
     def rows(self, count: int) -> Tensor:
         return self.ints([count])
+
+
+def delta_net(name: str) -> DeltaNetConfig:
+    """Return the config of a published model with the operators measured here."""
+    found = published_or_folder(name)
+    assert isinstance(found, DeltaNetConfig)
+    return found
 
 
 def turns_to_overflow(bytes_a_turn: float, most: int = 256) -> int:

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.forward import Phase
-from tasuki.model.known_models import published_or_folder
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
 from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.source import RandomSource
 
-from .case import Case, Stage
+from .case import Case, Stage, delta_net
 from .experts import block_case
 
 _TURNS = 16
@@ -23,7 +22,7 @@ _FORMATS = ("fp8", "nvfp4")
 
 
 def cases(stage: Stage) -> Iterator[Case]:
-    config = published_or_folder("35b-a3b")
+    config = delta_net("35b-a3b")
     for form in _FORMATS:
         weights = _weights(stage, config, form)
         for tokens in (1, 4, 16, 32, 64, 128):
@@ -34,14 +33,14 @@ def cases(stage: Stage) -> Iterator[Case]:
 
 
 def _block(
-    stage: Stage, config: ModelConfig, weights: MoeWeights, form: str, tokens: int, phase: Phase
+    stage: Stage, config: DeltaNetConfig, weights: MoeWeights, form: str, tokens: int, phase: Phase
 ) -> Case:
     turns = _TURNS if phase is Phase.STEP else 2
     case = block_case(stage, config, weights, tokens, phase=phase, turns=turns)
     return replace(case, name=f"{form} {case.name} of {phase.value}s")
 
 
-def _weights(stage: Stage, config: ModelConfig, form: str) -> MoeWeights:
+def _weights(stage: Stage, config: DeltaNetConfig, form: str) -> MoeWeights:
     shape, hidden = config.feed_forward, config.hidden
     assert isinstance(shape, MoeShape)
     source = QuantisedSource(RandomSource(1, stage.device), RECIPES[form])

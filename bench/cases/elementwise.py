@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.rope import apply_rotary, rotary_cache
 from tasuki.model.ops.linear.swiglu import swiglu
@@ -104,7 +104,7 @@ def _rope(stage: Stage, tokens: int) -> Case:
 
 
 def _naive_rope(
-    config: ModelConfig,
+    config: DeltaNetConfig,
     projected: Tensor,
     weight: Tensor,
     rotary: Tensor,

@@ -7,9 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.forward import Phase
-from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.permute import permute, unpermute
 from tasuki.model.ops.moe.permute_index import permute_index
@@ -24,7 +23,7 @@ from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.source import RandomSource
 
-from .case import Case, Stage, Turn, beside_twin
+from .case import Case, Stage, Turn, beside_twin, delta_net
 
 _BLOCK_TURNS = 16
 
@@ -34,8 +33,8 @@ def cases(stage: Stage) -> Iterator[Case]:
         for tokens in (128, 1024, 8192):
             yield _placing(stage, experts, chosen, tokens)
     for tokens in (4096, 16384):
-        yield from _rows(stage, published_or_folder("35b-a3b"), tokens)
-    config = published_or_folder("35b-a3b")
+        yield from _rows(stage, delta_net("35b-a3b"), tokens)
+    config = delta_net("35b-a3b")
     weights = _weights(stage, config)
     for tokens in (1, 4, 16, 64, 512, 4096):
         yield block_case(stage, config, weights, tokens)
@@ -71,7 +70,7 @@ def _unfused_placing(logits: Tensor, chosen: int) -> tuple[Tensor, ...]:
     return weights, positions, ends
 
 
-def _rows(stage: Stage, config: ModelConfig, tokens: int) -> Iterator[Case]:
+def _rows(stage: Stage, config: DeltaNetConfig, tokens: int) -> Iterator[Case]:
     shape = _shape(config)
     hidden, chosen = config.hidden, shape.chosen
     rows = stage.rows(tokens)
@@ -108,7 +107,7 @@ def _rows(stage: Stage, config: ModelConfig, tokens: int) -> Iterator[Case]:
 
 def block_case(
     stage: Stage,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     weights: MoeWeights,
     tokens: int,
     *,
@@ -133,7 +132,7 @@ def block_case(
     )
 
 
-def _weights(stage: Stage, config: ModelConfig) -> MoeWeights:
+def _weights(stage: Stage, config: DeltaNetConfig) -> MoeWeights:
     """Return random expert weights in row-major order, like the engine's on a GPU."""
     shape, hidden = _shape(config), config.hidden
     source = RandomSource(1, stage.device)
@@ -154,6 +153,6 @@ def _weights(stage: Stage, config: ModelConfig) -> MoeWeights:
     )
 
 
-def _shape(config: ModelConfig) -> MoeShape:
+def _shape(config: DeltaNetConfig) -> MoeShape:
     assert isinstance(config.feed_forward, MoeShape)
     return config.feed_forward

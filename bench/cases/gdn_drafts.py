@@ -7,8 +7,9 @@ from functools import partial
 
 from torch import Tensor
 
+from tasuki.model.forward import FoldRows
 from tasuki.model.ops.gdn.decode import gdn_decode
-from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns
+from tasuki.model.ops.gdn.verify.fold import fold_columns
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptTurns, kept_bytes
 from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import GdnWeights

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from tasuki.model.costs import PrefillFlops
-from tasuki.model.known_models import published_or_folder
+from tasuki.model.families.registry import family_of, published_or_folder
 from tasuki.pycache.layout import CacheLayout
 from tasuki.routing.node_load import PrefillSeconds
 
@@ -95,6 +95,6 @@ class NodeModel:
         """Build the model. name: a published shape, or a checkpoint's folder. tflops, fixed: like
         in prefill_seconds(). Raises ModelConfigError."""
         config = published_or_folder(name)
-        flops = PrefillFlops.for_model(config)
+        flops = family_of(config).prefill_flops(config)
         seconds, source = prefill_seconds(name, tflops, fixed, flops.linear, flops.quadratic)
         return cls(config.cache_layout("bfloat16", "bfloat16", "float32"), flops, seconds, source)

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 
 from tasuki.bench.replay.main import POLICIES
-from tasuki.model.known_models import PUBLISHED
+from tasuki.model.families.registry import published_names
 from tasuki.utils.options import option
 
 from .workload import ARRIVALS
@@ -33,7 +33,7 @@ class FleetSettings:
     falsely listing every prompt as wholly cached; above 0 at least one. link_gb: rate of a node's
     link, 10^9 bytes a second."""
 
-    model: str = option("35b-a3b", f"{', '.join(PUBLISHED)} or a checkpoint folder")
+    model: str = option("35b-a3b", f"{', '.join(published_names())} or a checkpoint folder")
     nodes: int = option(4, "prefill nodes")
     gb: float = option(32.0, "GiB of a node's cache")
     route: str = option("cost", "choice of the node", ROUTES)

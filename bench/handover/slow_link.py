@@ -26,8 +26,7 @@ from tasuki.engine.assembly.engines import (
     build_prefill_engine,
 )
 from tasuki.engine.config import EngineConfig
-from tasuki.model.config import ModelConfig
-from tasuki.model.known_models import PUBLISHED
+from tasuki.model.families.registry import config_of, published
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import StepCounter
 from tasuki.pycache.layout import CacheLayout, LayerKind
@@ -101,7 +100,7 @@ def sent_whole(ended: SimpleQueue[TransferEnd]) -> TransferSent:
 
 Sent = TypeVar("Sent")
 
-_SHAPE = PUBLISHED["0.8b"] | {
+_SHAPE = published("0.8b") | {
     "vocab_size": 1024,
     "hidden_size": 384,
     "intermediate_size": 1536,
@@ -168,7 +167,7 @@ def early_rows() -> Iterator[Row | str]:
 
 class _Pair:
     def __init__(self) -> None:
-        model = ModelConfig.from_dict(_SHAPE)
+        model = config_of(_SHAPE)
         source, target = random_parts(model, _CONFIG), random_parts(model, _CONFIG)
         memory = (source.arena.bytes, target.arena.bytes)
         self._hop = Hop(*memory, source.layout, source.steps, _EARLY_RATE)

@@ -24,7 +24,7 @@ from tasuki.decode_node import main as decode
 from tasuki.engine.assembly.parts import BuildParts, EngineParts, build_arena, build_parts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.runner.base import Runner
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.registry import load_config
 from tasuki.prefill_node import main as prefill
 from tasuki.server.daemon import fused
 from tasuki.transfer.chunks.chunk import StepCounter
@@ -67,7 +67,7 @@ class NodeConfig:
 
 def _drawn_parts(config: EngineConfig, progress: Progress, role: Role) -> EngineParts:
     torch.set_num_threads(config.threads)
-    return random_parts(ModelConfig.load(config.model), config, role)
+    return random_parts(load_config(config.model), config, role)
 
 
 def free_parts(
@@ -76,7 +76,7 @@ def free_parts(
     """Return all parts of an engine, with a cost-free model. cost: duration of a forward. answers:
     function returning the sampled tokens."""
     torch.set_num_threads(config.threads)
-    model = ModelConfig.load(config.model)
+    model = load_config(config.model)
     arena = build_arena(config, model, torch.device("cpu"), role)
     runner = partial(_free_runner, cost, answers)
     return EngineParts(model, FreeModel(model, cost, answers), arena, StepCounter(), runner=runner)

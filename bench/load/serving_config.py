@@ -5,7 +5,7 @@ from enum import Enum
 
 from tasuki.bench.load.client.loads import Agents, Endless, Load, Streams
 from tasuki.bench.measure.results import OUT
-from tasuki.model.known_models import PUBLISHED
+from tasuki.model.families.registry import published_names
 from tasuki.utils.options import option
 
 _ENDLESS_ANSWER = 200_000
@@ -70,8 +70,9 @@ class ServingConfig:
     def __post_init__(self) -> None:
         if self.pair + self.agents + self.endless > 1:
             raise ValueError("pair, agents and endless exclude each other: give one of them")
-        if not self.free_model and self.model not in PUBLISHED:
-            raise ValueError(f"model {self.model!r} is unknown: use one of {', '.join(PUBLISHED)}")
+        if not self.free_model and self.model not in published_names():
+            known = ", ".join(published_names())
+            raise ValueError(f"model {self.model!r} is unknown: use one of {known}")
         for name in ("streams", "prompt", "answer", "sessions", "turns", "clients"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

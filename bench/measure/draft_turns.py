@@ -20,7 +20,6 @@ from tasuki.engine.assembly.engines import draft_limit
 from tasuki.engine.assembly.parts import (
     EngineParts,
     build_arena,
-    build_model,
     torch_device,
     use_device,
 )
@@ -29,6 +28,7 @@ from tasuki.engine.forward_plan import Ints
 from tasuki.engine.speculation.draft_limit import DraftLimit, StepShape
 from tasuki.engine.speculation.drafting import Drafting
 from tasuki.model.config import ModelConfig
+from tasuki.model.families.loading import build_model
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.pycache._cpp_cache import StepCounter
 
@@ -229,8 +229,7 @@ class DraftPair:
         grammars = GrammarCompiler(made_up_vocabulary(model.vocab))
         rigs = []
         for shape, arena in zip(shapes, arenas, strict=True):
-            some = weights if shape.draft_layers else replace(weights, draft=None)
-            built = build_model(shape, some)
+            built = build_model(shape, weights)
             parts = EngineParts(shape, built, arena, StepCounter(), grammars=grammars)
             rigs.append(Rig(shape, config, parts))
         return DraftPair(*rigs)

@@ -13,6 +13,7 @@ import torch
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops, ShapesOnly, WeightSizes
+from tasuki.model.families.registry import family_of
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 
@@ -81,9 +82,10 @@ class ModelFloor:
         """Build the floors of a model. quantization: format of the weights; their bytes count as
         stored. A prefill's floor uses bf16 products in every format."""
         dtype: torch.dtype = getattr(torch, layout.conv_dtype)
-        source = QuantisedSource(ShapesOnly(), RECIPES[quantization]) if quantization else None
-        sizes = WeightSizes.of(config, dtype, source)
-        return ModelFloor(floors, sizes, layout, PrefillFlops.for_model(config))
+        plain, family = ShapesOnly(), family_of(config)
+        source = QuantisedSource(plain, RECIPES[quantization]) if quantization else plain
+        sizes = family.weight_sizes(config, dtype, source)
+        return ModelFloor(floors, sizes, layout, family.prefill_flops(config))
 
     @property
     def _read_bytes(self) -> float:

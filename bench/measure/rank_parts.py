@@ -11,11 +11,12 @@ from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.assembly.ranks import RankSource, build_leader_parts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig
+from tasuki.model.families.loading import assemble
+from tasuki.model.families.registry import published_or_folder
 from tasuki.model.grammar.vocabulary import Vocabulary
-from tasuki.model.known_models import published_or_folder
-from tasuki.model.weights.layers import ModelWeights, assemble
+from tasuki.model.weights.layers import Weights
 from tasuki.model.weights.shard import Shard
-from tasuki.model.weights.source import RandomSource, ShardedSource
+from tasuki.model.weights.source import RandomSource
 from tasuki.utils.logs import Progress
 
 from .report import Row
@@ -33,11 +34,10 @@ def drawn_shard(
     shard: Shard,
     device: torch.device,
     progress: Progress,
-) -> ModelWeights:
+) -> Weights:
     """Return one rank's shard of the weights of drawn_weights(). Has the signature of LoadShard."""
-    source = ShardedSource(RandomSource(SEED, device), model, shard)
-    dtype = getattr(torch, config.compute_dtype)
-    weights = assemble(shard.part(model), source, dtype, device, progress)
+    source, dtype = RandomSource(SEED, device), getattr(torch, config.compute_dtype)
+    weights = assemble(model, source, dtype, device, progress, shard)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return weights

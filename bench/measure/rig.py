@@ -18,19 +18,19 @@ from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.assembly.parts import (
     EngineParts,
     build_arena,
-    build_model,
     torch_device,
     use_device,
 )
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig
+from tasuki.model.families.loading import assemble, build_model
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
-from tasuki.model.weights.layers import ModelWeights, assemble
+from tasuki.model.weights.layers import Weights
 from tasuki.model.weights.source import RandomSource, TensorSource
 from tasuki.pycache._cpp_cache import StepCounter
 from tasuki.pycache.layout import CacheLayout
@@ -219,7 +219,7 @@ def random_parts(
     return EngineParts(model, build_model(model, weights), arena, StepCounter(), grammars=grammars)
 
 
-def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = "") -> ModelWeights:
+def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = "") -> Weights:
     """Return random weights of the config's dtype on the config's device. quantization: format of
     the weights; empty: plain."""
     device = torch_device(config)

@@ -24,10 +24,12 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.speculation.drafting import Drafter, Drafting, DraftSource
 from tasuki.engine.speculation.speculation import Speculation
+from tasuki.model.drafts import DraftHead, draft_ids
+from tasuki.model.families.family import Assembly
+from tasuki.model.families.loading import build_model
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import sample
-from tasuki.model.qwen3_5 import DraftHead, Qwen35Model, draft_ids
 from tasuki.model.weights.matrix import Matrix
 
 _AT_ONCE = 1024
@@ -198,5 +200,5 @@ def drawing_by_noise(parts: EngineParts, config: EngineConfig) -> EngineParts:
     head = Matrix.of(torch.zeros_like(plain) if tied else plain.zero_())
     ids = draft_ids(Path(config.model), model.config.vocab, model.config.eos_ids)
     drafts = DraftHead.of(head, ids) if config.drafts_by_layer else None
-    zero = Qwen35Model(model.config, replace(weights, head=head), model.backend, drafts=drafts)
+    zero = build_model(model.config, replace(weights, head=head), Assembly(drafts))
     return replace(parts, model=zero)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tasuki.bench.errors import BenchError
-from tasuki.model.config import DenseShape, ModelConfig
+from tasuki.model.config import DeltaNetConfig, DenseShape, ModelConfig
 
 from .timing import median_seconds
 
@@ -51,7 +51,7 @@ def _model(config: ModelConfig, device: torch.device) -> Iterator[Any]:
     test needs all of it. Raises BenchError."""
     if find_spec("transformers") is None:
         raise BenchError("transformers is not installed: leave --peer out, or install it")
-    if not isinstance(config.feed_forward, DenseShape):
+    if not isinstance(config, DeltaNetConfig) or not isinstance(config.feed_forward, DenseShape):
         raise BenchError("the comparison with transformers is for dense models only")
     from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.bench.errors import ReplayError
-from tasuki.model.known_models import PUBLISHED
+from tasuki.model.families.registry import published_names
 from tasuki.pycache.layout import FP8_ROWS
 from tasuki.utils.flags import FlagParser
 from tasuki.utils.options import option
@@ -77,7 +77,7 @@ POLICIES = ("lru", "marconi", "value", "auto")
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    model: str = option("35b-a3b", f"{', '.join(PUBLISHED)} or a checkpoint folder")
+    model: str = option("35b-a3b", f"{', '.join(published_names())} or a checkpoint folder")
     gb: float = option(32.0, "size of the cache")
     tiers: str | None = option(None, "instead of --gb: arena, host[, disk] as 64,1024,8192, GiB")
     disk_write_budget: float | None = option(None, "the disk's write budget, MB/s; none by default")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.model.costs import PrefillFlops
-from tasuki.model.known_models import published_or_folder, with_draft_layer
+from tasuki.model.families.registry import family_of, published_or_folder, with_draft_layer
 from tasuki.pycache._cpp_cache import PrefixCache, TierConfig, TreeConfig, TreeStats
 from tasuki.pycache.layout import CacheLayout
 
@@ -158,7 +158,7 @@ def replay_tiers(
     copies. Raises ReplayError, ModelConfigError, WeightsError."""
     config = with_draft_layer(published_or_folder(model), model, draft_layer)
     layout = config.cache_layout(dtypes.kv, "bfloat16", dtypes.state)
-    flops = PrefillFlops.for_model(config)
+    flops = family_of(config).prefill_flops(config)
     prompts = Prompts(trace)
     below = tiers.configs(layout, flops)
     tree = PrefixCache(tree_config(layout, flops, tiers.arena, policy, below))

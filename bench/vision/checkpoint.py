@@ -13,11 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
-from tasuki.model.known_models import PUBLISHED
+from tasuki.model.families.loading import assemble
+from tasuki.model.families.registry import config_of, published
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.weights import PREFIXES, assemble_tower
-from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.matrix import WHOLE, Part
 from tasuki.model.weights.source import PlainSource, RandomSource
 
@@ -48,9 +47,9 @@ _TOWERS = {
 SHAPES = tuple(_TOWERS)
 
 
-def config_of(shape: str) -> dict[str, Any]:
+def file_of(shape: str) -> dict[str, Any]:
     """Return the content of config.json. shape: one of SHAPES."""
-    text = dict(_TINY if shape == "tiny" else PUBLISHED[shape])
+    text = dict(_TINY if shape == "tiny" else published(shape))
     layers, vocabulary = text["num_hidden_layers"], text["vocab_size"]
     tied = bool(text.get("tie_word_embeddings"))
     pairs = int(text["head_dim"] * text["partial_rotary_factor"]) // 2
@@ -104,7 +103,7 @@ def config_of(shape: str) -> dict[str, Any]:
 
 
 def vision_config(shape: str) -> VisionConfig:
-    found = VisionConfig.from_dict(config_of(shape))
+    found = VisionConfig.from_dict(file_of(shape))
     assert found is not None
     return found
 
@@ -112,12 +111,12 @@ def vision_config(shape: str) -> VisionConfig:
 def write_checkpoint(folder: Path, shape: str, device: torch.device) -> int:
     """Write the checkpoint folder, and return the bytes of its weights. shape: one of SHAPES."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = config_of(shape)
+    config = file_of(shape)
     write_text_files(folder, config["text_config"]["vocab_size"])
     with ThreadPoolExecutor(_WRITERS) as pool:
         files = _Files(folder, pool)
         text = _Written(RandomSource(_SEED, device), files, _TEXT_PREFIX)
-        assemble(ModelConfig.from_dict(config), text, torch.bfloat16, "meta")
+        assemble(config_of(config), text, torch.bfloat16, "meta")
         tower = _Written(TowerSource(device), files, PREFIXES[0])
         assemble_tower(vision_config(shape), tower, torch.bfloat16, "meta")
         written = files.end()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
+from tasuki.model.families.registry import family_of
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops
 from tasuki.model.vision.grid import PictureGrid
@@ -23,7 +24,9 @@ class PromptCosts:
         model: ModelConfig, vision: VisionConfig, rules: PixelRules, size: Size
     ) -> "PromptCosts":
         """size: of each picture, in pixels. Raises PictureError."""
-        return PromptCosts(PrefillFlops.for_model(model), EncodeFlops.of(vision), rules.grid(size))
+        return PromptCosts(
+            family_of(model).prefill_flops(model), EncodeFlops.of(vision), rules.grid(size)
+        )
 
     def flops(self, tokens: int, pictures: int) -> float:
         """Return the FLOPs of a prompt of `tokens` tokens whose pictures are encoded."""

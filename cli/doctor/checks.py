@@ -28,10 +28,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.client.channel import open_channel
 from tasuki.engine.tiers.host_memory import available_bytes
 from tasuki.engine.tiers.store import within
-from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import ModelConfigError
-from tasuki.model.known_models import with_draft_layer
-from tasuki.model.weights.layers import assemble, tensors
+from tasuki.model.families.loading import assemble
+from tasuki.model.families.registry import load_config, with_draft_layer
+from tasuki.model.weights.layers import tensors
 from tasuki.model.weights.matrix import WeightsError
 from tasuki.model.weights.safetensors_files import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint, check_kernels
@@ -274,7 +274,7 @@ def hub() -> Finding:
 
 def weights(folder: str) -> Finding:
     try:
-        model = with_draft_layer(ModelConfig.load(folder), folder, "auto")
+        model = with_draft_layer(load_config(folder), folder, "auto")
         with Checkpoint(Path(folder), StoredShapes) as stored:
             found = assemble(model, stored, torch.bfloat16, "meta")
             stored.check_left_over(drafts=model.draft_layers > 0)
@@ -327,9 +327,9 @@ def port(subject: str, bind: str, flag: str) -> Finding:
 
 def model(folder: str) -> Finding:
     try:
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
     except ModelConfigError as error:
-        return failure("model", str(error), "give the folder of a Qwen3.5-family checkpoint")
+        return failure("model", str(error), "give the folder of a checkpoint of a served family")
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
     small = replace(layout, kv_dtype=FP8_ROWS)
     return ok(

@@ -36,8 +36,7 @@ from tasuki.engine.tiers.disk.kept_index import restore
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
-from tasuki.model.costs import PrefillFlops
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.protocol import GpuModel
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -244,7 +243,7 @@ def build_pictures(config: EngineConfig, parts: EngineParts) -> Pictures | None:
 def picture_work(parts: EngineParts, vision: VisionConfig) -> PictureWork:
     """Return the work of a picture in the tower, in tokens of the language model."""
     encode = EncodeFlops.of(vision)
-    token = PrefillFlops.for_model(parts.model_config).linear
+    token = parts.flops.linear
     return lambda picture: encode.picture(picture.grid.patches) / token
 
 
@@ -282,32 +281,18 @@ def build_behind(
     with several ranks: they would have to compute together."""
     if parts.host is None or parts.ranks is not None:
         return None
-    model, prepare = _model_beside(parts)
+    model, prepare = parts.model.beside()
     # No callback at a step's end is needed: the loop waits for copies, a millisecond at most, and
     # then checks.
     steps = EarlySteps(model, parts.arena, parts.grammars, prepare=prepare)
     return PrefillsBehind(cache, steps, config.prefill_chunk_tokens)
 
 
-def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
-    """Return a model with the engine's weights for forwards concurrent with the engine's. Call the
-    second value on these forwards' thread before the first of them; on a CPU it does nothing."""
-    model = parts.model
-    if parts.arena.bytes.device.type == "cpu":
-        return model, lambda: None
-    from tasuki.model.backends.triton_backend import TritonBackend
-
-    assert isinstance(model.backend, TritonBackend)
-    # The model needs a back end of its own, because forwards of one back end share streams.
-    backend = model.backend.beside()
-    return Qwen35Model(model.config, model.weights, backend), backend.prepare
-
-
 def build_early_start(parts: EngineParts, barriers: Barriers, on_end: Notice) -> EarlyStart:
     """Make the early start of answers: decode steps begun before their prompt has arrived.
     barriers: returns a transfer's layer barrier. on_end: called after each step, on the steps'
     thread; must return without waiting."""
-    model, prepare = _model_beside(parts)
+    model, prepare = parts.model.beside()
     steps = EarlySteps(model, parts.arena, parts.grammars, on_end, prepare)
     return EarlyStart(steps, barriers)
 
@@ -347,6 +332,7 @@ def _runner_here(
         )
     from tasuki.engine.runner.cuda_runner import CudaRunner, LayerEvents
 
+    assert isinstance(parts.model, GpuModel)
     return CudaRunner(
         parts.model,
         parts.arena,

@@ -6,26 +6,25 @@ Pure: sizes are computed before any allocation, from the shapes to be allocated.
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.runner.rows import MOST_ROWS, padded_sizes
-from tasuki.model.config import DenseShape, ModelConfig
+from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import QuantizationConfig
 from tasuki.model.costs import ShapesOnly, WeightSizes
-from tasuki.model.ops.attention.long_context import gathered_bytes
-from tasuki.model.ops.attention.rope import rotary_cache_bytes
-from tasuki.model.ops.attention.tile_groups import turned_bytes
-from tasuki.model.ops.gdn.verify.kept_inputs import kept_bytes
+from tasuki.model.drafts import FIRST_IDS
+from tasuki.model.families.registry import family_of
 from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
+from tasuki.model.protocol import GpuSizes
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
-from tasuki.model.qwen3_5 import FIRST_IDS
 from tasuki.model.weights.safetensors_files import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import TensorSource
-from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout, itemsize
+from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout
 from tasuki.utils.options import Auto
 
 from .towers import TowerMemory
@@ -49,16 +48,15 @@ def weights_of(
     quantization: a format to assume instead of the folder's. Raises WeightsError and
     ModelConfigError.
     """
-    dtype = getattr(torch, config.compute_dtype)
+    count = partial(family_of(model).weight_sizes, model, getattr(torch, config.compute_dtype))
     if quantization:
-        source = QuantisedSource(ShapesOnly(), RECIPES[quantization])
-        return WeightSizes.of(model, dtype, share(source))
+        return count(share(QuantisedSource(ShapesOnly(), RECIPES[quantization])))
     folder = Path(config.model)
     is_quantised = bool(config.model) and QuantizationConfig.load(folder).method is not None
     if not is_quantised or not any(folder.glob("*.safetensors")):
-        return WeightSizes.of(model, dtype)
+        return count(ShapesOnly())
     with Checkpoint(folder, StoredShapes) as stored:
-        return WeightSizes.of(model, dtype, share(stored))
+        return count(share(stored))
 
 
 MIB = 2**20
@@ -123,7 +121,7 @@ class MemoryPlan:
         ModelConfigError if the folder cannot be read."""
         config = config.of_a_gpu().drafting(model.draft_layers, on_gpu=True)
         layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
-        rotary = rotary_cache_bytes(model, model.max_position)
+        rotary = family_of(model).gpu_sizes(model).rotary()
         weights = weights_of(model, config, quantization, share).total
         tower = TowerMemory.of(config)
         rest = device - weights - rotary - tower.total - _CONTEXT_BYTES
@@ -199,7 +197,7 @@ class _Beside:
     ) -> "_Beside":
         batch = batch_of_a_gpu(config, layout, role, slabs)
         tokens = min(model.max_position, slabs * layout.pages_per_slab * PAGE_TOKENS)
-        dtype = getattr(torch, config.compute_dtype)
+        dtype, sizes = getattr(torch, config.compute_dtype), family_of(model).gpu_sizes(model)
         # Each graph leaves a step's logits in a place of its own.
         kept_logits = sum(padded_sizes(batch)) * model.vocab * dtype.itemsize
         # A prompt's rest is computed behind its load, beside the engine's own forward.
@@ -207,13 +205,14 @@ class _Beside:
         return _Beside(
             max_batch=batch,
             context_tokens=tokens,
-            workspace=_workspace(model, config, batch)
-            + beside * _activations(model, config.prefill_chunk_tokens, config.compute_dtype),
-            gathered=_gathered(model, config, tokens) * (1 + beside),
+            workspace=_workspace(model, sizes, config, batch)
+            + beside * sizes.activations(config.prefill_chunk_tokens, dtype),
+            gathered=sizes.gathered(tokens, dtype, converted=config.stored_kv == FP8_ROWS)
+            * (1 + beside),
             graphs=_GRAPHS_BYTES
-            + _activations(model, batch, config.compute_dtype)
+            + sizes.activations(batch, dtype)
             + kept_logits
-            + _drafts(model, config, layout, role, batch),
+            + _drafts(model, sizes, config, role, batch),
         )
 
     @property
@@ -235,73 +234,43 @@ def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -
     return slabs * layout.pages_per_slab // (pages + working_slots * layout.pages_per_slab)
 
 
-def _gathered(model: ModelConfig, config: EngineConfig, tokens: int) -> int:
-    """Return the bytes for gathered keys and values of long prompts of `tokens` tokens. The same
-    memory also holds pages converted from FP8 rows, so the larger size counts."""
-    dtype = getattr(torch, config.compute_dtype)
-    turned = turned_bytes(model, tokens, dtype) if config.stored_kv == FP8_ROWS else 0
-    return max(gathered_bytes(model, tokens, dtype), turned)
-
-
-def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
+def _workspace(model: ModelConfig, sizes: GpuSizes, config: EngineConfig, batch: int) -> int:
     """Return the bytes of a prompt chunk's activations and of logits. Every sampled row has logits
     and scores, with copies for rows sampled outside of the graph (runner/eager_sampler.py). The
     logits of prompt rows scored at a time are added."""
     logits = 4 * model.vocab * batch * 4
     scored = SCORED_ROWS * model.vocab * SCORED_LOGIT_BYTES
-    return _activations(model, config.prefill_chunk_tokens, config.compute_dtype) + logits + scored
+    dtype = getattr(torch, config.compute_dtype)
+    return sizes.activations(config.prefill_chunk_tokens, dtype) + logits + scored
 
 
 def _drafts(
-    model: ModelConfig, config: EngineConfig, layout: CacheLayout, role: Role, batch: int
+    model: ModelConfig, sizes: GpuSizes, config: EngineConfig, role: Role, batch: int
 ) -> int:
     """Return the bytes for graphs of rows with drafts: graphs, activations, logits and a copy,
     parts of attention, and data of each token kept for folds (storing states after accepted
     drafts). A prefill node has none."""
     if not config.drafts_on_gpu or role is Role.PREFILL:
         return 0
-    width, rows, size = (
-        config.drafts_on_gpu + 1,
-        min(batch, MOST_ROWS),
-        itemsize(config.compute_dtype),
-    )
+    width, rows = config.drafts_on_gpu + 1, min(batch, MOST_ROWS)
+    dtype: torch.dtype = getattr(torch, config.compute_dtype)
     tokens = rows * width
-    logits = 2 * tokens * model.vocab * size
-    attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
-    # A step's rows and those of the step before are kept.
-    kept = tokens * (2 * kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
-    activations = _activations(model, tokens, config.compute_dtype)
-    found = _GRAPHS_BYTES + activations + logits + attention + kept
-    return found + (_guesses(model, config, layout, rows) if config.drafts_by_layer else 0)
+    logits = 2 * tokens * model.vocab * dtype.itemsize
+    attention = sizes.attention_parts((_SHARES + rows) * width)
+    kept = tokens * sizes.kept_token(dtype)
+    found = _GRAPHS_BYTES + sizes.activations(tokens, dtype) + logits + attention + kept
+    return found + (_guesses(model, sizes, dtype, rows) if config.drafts_by_layer else 0)
 
 
-def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
+def _guesses(model: ModelConfig, sizes: GpuSizes, dtype: torch.dtype, rows: int) -> int:
     """Return the bytes for the draft layer's graphs: graphs, activations, logits and parts of
-    attention. They include the part of the head used to sample drafts (model/qwen3_5.py)."""
-    head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
-    logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
-    attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim
-    activations = _activations(model, rows, config.compute_dtype)
-    return _GRAPHS_BYTES + activations + head + logits + attention + rows * layout.carry_bytes
-
-
-def _activations(model: ModelConfig, tokens: int, dtype: str) -> int:
-    """Return the bytes of activations for `tokens` tokens: the residual stream, its norm and the
-    widest block's concurrent tensors."""
-    values = model.value_heads * model.value_dim
-    queries = model.query_heads * model.head_dim
-    gdn = 2 * model.conv_channels + 6 * values
-    attention = 2 * queries + 2 * model.kv_heads * model.head_dim + 3 * queries
-    width = 3 * model.hidden + max(gdn, attention, _feed_forward_width(model))
-    return tokens * width * itemsize(dtype)
-
-
-def _feed_forward_width(model: ModelConfig) -> int:
-    shape = model.feed_forward
-    if isinstance(shape, DenseShape):
-        return 3 * shape.intermediate
-    routed = shape.chosen * (3 * shape.intermediate + 2 * model.hidden)
-    return routed + 3 * shape.shared_intermediate
+    attention. They include the part of the head used to sample drafts (model/drafts.py) and the
+    hidden states."""
+    head = min(model.vocab, FIRST_IDS) * model.hidden * dtype.itemsize
+    logits = 2 * rows * model.vocab * dtype.itemsize
+    attention = sizes.attention_parts(_SHARES + rows)
+    found = _GRAPHS_BYTES + sizes.activations(rows, dtype) + head + logits + attention
+    return found + rows * sizes.carried_row(dtype)
 
 
 CPU_ARENA_MIB = 512

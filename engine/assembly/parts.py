@@ -41,19 +41,18 @@ from tasuki.engine.tiers.tier import (
     Copier,
     TierPrices,
 )
-from tasuki.model.backends.base import Backend
-from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
-from tasuki.model.forward import Gather, Reduce, one_rank
+from tasuki.model.drafts import DraftHead, draft_ids
+from tasuki.model.families.family import Assembly
+from tasuki.model.families.loading import build_model, load_weights
+from tasuki.model.families.registry import family_of, load_config, with_draft_layer
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
-from tasuki.model.known_models import with_draft_layer
-from tasuki.model.qwen3_5 import DraftHead, Qwen35Model, draft_ids
-from tasuki.model.vision.prompt_positions import rotary_axes
+from tasuki.model.protocol import Model
 from tasuki.model.vision.tower import VisionTower
-from tasuki.model.weights.layers import ModelWeights
-from tasuki.model.weights.safetensors_folder import check_kernels, load_weights, multiplies_fp8
+from tasuki.model.weights.layers import Weights
+from tasuki.model.weights.safetensors_folder import check_kernels, multiplies_fp8
 from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS, CacheLayout
@@ -93,7 +92,7 @@ class EngineParts:
     """
 
     model_config: ModelConfig
-    model: Qwen35Model
+    model: Model
     arena: Arena
     steps: StepCounter
     slabs: int | None = None
@@ -126,17 +125,23 @@ class EngineParts:
         return self.arena.layout
 
     @property
+    def flops(self) -> PrefillFlops:
+        """Return the FLOPs of the model's prefill."""
+        found: PrefillFlops = family_of(self.model_config).prefill_flops(self.model_config)
+        return found
+
+    @property
     def attention_cost(self) -> float:
         """Return the attention FLOPs of a token for each earlier token, divided by the token's
         other FLOPs."""
-        flops = PrefillFlops.for_model(self.model_config)
+        flops = self.flops
         return flops.quadratic / flops.linear
 
     @property
     def tier_prices(self) -> list[TierPrices]:
         """Return the prices of loads from each tier below the arena, the nearest first. Host memory
         is always included; disk and remote store only if present."""
-        flops = PrefillFlops.for_model(self.model_config)
+        flops = self.flops
         if self.arena.bytes.device.type == "cpu":
             host, disk, remote = CPU_LINK, DISK_LINK, REMOTE_LINK
         else:
@@ -188,8 +193,9 @@ def build_parts(
         )
     device = torch_device(config)
     use_device(device)
-    check_kernels(config.model, device)
     model_config = asked_model(config)
+    family_of(model_config).check_device(device)
+    check_kernels(config.model, device)
     arena = build_arena(config, model_config, device, role)
     host = host_arena(config, arena.layout)
     dtype = getattr(torch, config.compute_dtype)
@@ -205,8 +211,10 @@ def build_parts(
         build_model(
             model_config,
             weights,
-            _drafted(config, model_config),
-            axes=tower_axes(sight, model_config),
+            Assembly(
+                DraftHead.of(weights.head, _drafted(config, model_config)),
+                rotary_sections=rotary_sections(sight),
+            ),
         ),
         arena,
         StepCounter(),
@@ -219,17 +227,15 @@ def build_parts(
     )
 
 
-def tower_axes(sight: Sight | None, model: ModelConfig) -> Tensor | None:
-    """Return the axis of each rotary pair; None without pictures."""
-    if sight is None:
-        return None
-    return rotary_axes(sight.config.rotary_sections, model.rotary_dim // 2)
+def rotary_sections(sight: Sight | None) -> tuple[int, int, int] | None:
+    """Return the rotary sections of prompts with pictures; None without pictures."""
+    return None if sight is None else sight.config.rotary_sections
 
 
 def _contract(
     config: EngineConfig,
     model: ModelConfig,
-    weights: ModelWeights,
+    weights: Weights,
     layout: CacheLayout,
     sight: Sight | None,
 ) -> dict[str, str]:
@@ -241,7 +247,7 @@ def _contract(
 def kept_contract(
     digest: str,
     model: ModelConfig,
-    weights: ModelWeights,
+    weights: Weights,
     layout: CacheLayout,
     kind: DigestKind,
     sight: Sight | None = None,
@@ -258,7 +264,7 @@ def kept_contract(
 def asked_model(config: EngineConfig) -> ModelConfig:
     """Return the config of the checkpoint folder's model, with the configured context length and
     draft layer. Raises ModelConfigError, WeightsError, EngineConfigError."""
-    model = with_context(ModelConfig.load(config.model), config)
+    model = with_context(load_config(config.model), config)
     return with_draft_layer(model, config.model, config.draft_layer)
 
 
@@ -325,27 +331,6 @@ def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
     if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
         return None
     return draft_ids(Path(config.model), model.vocab, model.eos_ids)
-
-
-def build_model(
-    config: ModelConfig,
-    weights: ModelWeights,
-    drafted: Tensor | None = None,
-    reduce: Reduce = one_rank,
-    gather: Gather = one_rank,
-    axes: Tensor | None = None,
-) -> Qwen35Model:
-    """Build the model with the operators of its weights' device. drafted: token ids allowed as
-    drafts; None: all. reduce, gather: exchanges between ranks, if config and weights are one
-    rank's. axes: axis of each rotary pair, for pictures."""
-    device = weights.embedding.device
-    drafts = DraftHead.of(weights.head, drafted)
-    backend: Backend = TorchBackend(config, reduce, axes)
-    if device.type != "cpu":
-        from tasuki.model.backends.triton_backend import TritonBackend
-
-        backend = TritonBackend(config, weights.dtype, device, reduce, axes)
-    return Qwen35Model(config, weights, backend, gather, drafts)
 
 
 @contextmanager

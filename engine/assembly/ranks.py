@@ -38,10 +38,12 @@ from tasuki.engine.tiers.disk.kept_folder import digest_of_weights
 from tasuki.engine.tiers.host_memory import arena_below, available_bytes, host_slabs
 from tasuki.engine.tiers.tier_copiers import tier_copiers
 from tasuki.model.config import ModelConfig
+from tasuki.model.families.family import Assembly
+from tasuki.model.families.loading import build_model, head_block, load_weights
+from tasuki.model.families.registry import family_of
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
-from tasuki.model.weights.layers import ModelWeights
-from tasuki.model.weights.safetensors_folder import load_weights, rows_together
+from tasuki.model.weights.layers import Weights
 from tasuki.model.weights.shard import ExpertCut, Shard
 from tasuki.model.weights.source import ShardedSource
 from tasuki.pycache.arena import Arena
@@ -56,11 +58,10 @@ from .memory_plan import arena_slabs
 from .parts import (
     EngineParts,
     asked_model,
-    build_model,
     build_parts,
     kept_contract,
+    rotary_sections,
     torch_device,
-    tower_axes,
     use_device,
 )
 from .towers import build_sight, build_tower
@@ -68,7 +69,7 @@ from .towers import build_sight, build_tower
 StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
 
 
-LoadShard = Callable[[EngineConfig, ModelConfig, Shard, torch.device, Progress], ModelWeights]
+LoadShard = Callable[[EngineConfig, ModelConfig, Shard, torch.device, Progress], Weights]
 """A function to load a rank's slices of the weights, from the whole model's config. Can be
 pickled."""
 
@@ -79,7 +80,7 @@ def load_shard(
     shard: Shard,
     device: torch.device,
     progress: Progress,
-) -> ModelWeights:
+) -> Weights:
     """Load the weights of rank `shard` from the checkpoint's folder. Raises WeightsError."""
     dtype = getattr(torch, config.compute_dtype)
     return load_weights(config.model, model, dtype, device, progress, shard=shard)
@@ -107,7 +108,7 @@ def shared_model(config: EngineConfig) -> ModelConfig:
     """Return asked_model() for several ranks: with the blocks of head rows no rank border may
     cut."""
     model = asked_model(config)
-    return replace(model, head_block=rows_together(config.model, model))
+    return replace(model, head_block=head_block(config.model, model))
 
 
 def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | None:
@@ -154,8 +155,11 @@ def build_leader_parts(
         source = RankSource()
     # Check the model before any process is started.
     whole = source.model(config)
-    shard_of(config, 0).part(whole)
-    on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
+    family = family_of(whole)
+    family.cuts(whole).part(shard_of(config, 0))
+    last = rank_device(config, config.tensor_parallel - 1)
+    family.check_device(last)
+    on_gpus = last.type != "cpu"
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"
         followers = range(1, config.tensor_parallel)
@@ -227,13 +231,14 @@ class RankInMemory:
         self._device = rank_device(config, rank)
         use_device(self._device)
         self.config = source.model(config)
-        self._part = self._shard.part(self.config)
+        cuts = family_of(self.config).cuts(self.config)
+        self._part: ModelConfig = cuts.part(self._shard)
         self.slabs = arena_slabs(
             config,
             self._part,
             role,
             self._free(),
-            partial(ShardedSource, config=self.config, shard=self._shard),
+            partial(ShardedSource, cuts=cuts, shard=self._shard),
         )
         self._weights = source.weights(config, self.config, self._shard, self._device, progress)
         self._tower = build_tower(config, self._device) if config.model else None
@@ -328,9 +333,11 @@ class RankInMemory:
             self.config,
             build_model(
                 *(self._part, self._weights),
-                reduce=collectives.sum,
-                gather=collectives.gather,
-                axes=tower_axes(self._sight, self.config),
+                Assembly(
+                    reduce=collectives.sum,
+                    gather=collectives.gather,
+                    rotary_sections=rotary_sections(self._sight),
+                ),
             ),
             arena,
             ReportedSteps(report) if self._hands_over else StepCounter(),

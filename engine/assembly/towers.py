@@ -12,7 +12,7 @@ import torch
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.pictures.file_levels import DeviceBytes
 from tasuki.engine.pictures.sight import Sight
-from tasuki.model.known_models import published_tower
+from tasuki.model.families.registry import published_tower
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import TowerBytes
 from tasuki.model.vision.processor import MOST_SHOWN_PIXELS, PixelRules

@@ -43,7 +43,7 @@ from tasuki.model.ops.sampling.logit_adjustments import (
 )
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled, sample
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.protocol import Model
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -164,7 +164,7 @@ class EarlySteps:
 
     def __init__(
         self,
-        model: Qwen35Model,
+        model: Model,
         arena: Arena,
         grammars: GrammarCompiler,
         on_end: Notice = lambda: None,

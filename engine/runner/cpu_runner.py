@@ -5,7 +5,7 @@ launch computes immediately; all else is as on a GPU.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from tasuki.engine.forward_plan import Fold, ForwardPlan, PlanError
 from tasuki.engine.pictures.row_store import FindRows
+from tasuki.model.drafts import DraftStart, draft_tokens
 from tasuki.model.forward import Batch, LayerHooks, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.prompt_scores import HeadOf, ScoredRows
 from tasuki.model.ops.sampling.reference import Sampled, sample
-from tasuki.model.qwen3_5 import DraftStart, Qwen35Model, draft_tokens
+from tasuki.model.protocol import Model
 from tasuki.pycache.arena import Arena, run_copies
 from tasuki.transfer.chunks.chunk import StepCounter
 
@@ -65,8 +66,8 @@ class InputsOfRows(LayerHooks):
     def cache_written(self, layer: int) -> None:
         self.hooks.cache_written(layer)
 
-    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
-        self.hooks.after_layer(layer, branch, residual)
+    def after_layer(self, layer: int, stream: Callable[[], Tensor]) -> None:
+        self.hooks.after_layer(layer, stream)
 
 
 class HeldInputs:
@@ -94,7 +95,7 @@ class HeldInputs:
         for batch_index in batch_indices:
             self._rows.pop(batch_index, None)
 
-    def fold(self, folds: Iterable[Fold], model: Qwen35Model, arena: Arena) -> None:
+    def fold(self, folds: Iterable[Fold], model: Model, arena: Arena) -> None:
         """Store the states requested by the folds, and forget the held inputs of their sequences.
         Raises PlanError if fewer tokens are held."""
         slices: list[SequenceSlice] = []
@@ -129,7 +130,7 @@ class LayerTicks(LayerHooks):
     def cache_written(self, layer: int) -> None:
         self._steps.tick()
 
-    def after_layer(self, layer: int, branch: torch.Tensor, residual: torch.Tensor) -> None:
+    def after_layer(self, layer: int, stream: Callable[[], Tensor]) -> None:
         if layer == self._layers - 1:
             self._steps.end_forward()
 
@@ -158,7 +159,7 @@ class CpuRunner:
 
     def __init__(
         self,
-        model: Qwen35Model,
+        model: Model,
         arena: Arena,
         steps: StepCounter,
         grammars: GrammarCompiler,
@@ -270,7 +271,7 @@ class CpuRunner:
             )
         if not plan.first_guesses:
             return
-        carry = self._arena.carry[0]
+        carry = self._model.carried(self._arena)
         wanted = []
         for guess in plan.first_guesses:
             item = slices[guess.row]

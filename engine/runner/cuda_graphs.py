@@ -15,13 +15,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from tasuki.model.backends.triton_backend import TritonBackend
-from tasuki.model.backends.triton_verify import VerifyScratch
 from tasuki.model.forward import LayerHooks, NullHooks
 from tasuki.model.ops.draft.chain import chain_advance, chain_begin
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.protocol import GpuModel, VerifySteps
 from tasuki.pycache.arena import Arena
 from tasuki.utils.logs import Progress, no_progress
 from tasuki.utils.signatures import Notice
@@ -42,8 +40,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: Qwen35Model,
-        backend: TritonBackend,
+        model: GpuModel,
         arena: Arena,
         rows: DeviceBatch,
         table: Tensor,
@@ -53,13 +50,12 @@ class DecodeGraphs:
         """Capture a graph for every padded batch size up to the block table's rows. The arena is
         not changed: while `rows` counts no row, the operators write nothing to it."""
         self._model = model
-        self._backend = backend
         self._arena = arena
         self._rows = rows
         self._table = table
         self._last_tokens = last_tokens
         self._sizes = padded_sizes(table.shape[0])
-        self._scratch = backend.scratch(table.shape[0])
+        self._steps = model.decode_steps(table.shape[0])
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits: dict[int, Tensor] = {}
         rows.clear()
@@ -77,7 +73,7 @@ class DecodeGraphs:
 
     def replay(self, count: int) -> Tensor:
         """Sample one token for each of `count` rows. Return the logits [padded batch size, vocab],
-        as in Qwen35Model.own_head(); the next replay overwrites them. REQUIRES: rows are filled,
+        as in StepResult.own_head(); the next replay overwrites them. REQUIRES: rows are filled,
         the block table is written, every batch index holds a token."""
         size = self._sizes[bisect_left(self._sizes, count)]
         self._graphs[size].replay()
@@ -87,10 +83,8 @@ class DecodeGraphs:
     def _step(self, size: int) -> Tensor:
         rows, batch_indices = self._rows, self._rows.batch_indices(size)
         batch = rows.decode_batch(size, self._table)
-        operators = self._backend.bind_decode(batch, self._scratch)
         tokens = self._last_tokens.tokens(batch_indices)
-        branch, residual = self._model.step(tokens, operators, self._arena)
-        logits = self._model.own_head(branch, residual, operators)
+        logits = self._steps.run(tokens, batch, self._arena).own_head()
         draws = rows.draws(size)
         sample(logits, draws, rows.rows, of=self._model.own_slice)
         self._last_tokens.put(batch_indices, draws.token)
@@ -154,7 +148,7 @@ class _Cut(LayerHooks):
         self._layer = layer
         self._cut = cut
 
-    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
+    def after_layer(self, layer: int, stream: Callable[[], Tensor]) -> None:
         if layer == self._layer:
             self._cut()
 
@@ -169,37 +163,35 @@ class VerifyGraphs:
 
     def __init__(
         self,
-        model: Qwen35Model,
-        backend: TritonBackend,
+        model: GpuModel,
         arena: Arena,
         rows: DraftedRows,
         table: Tensor,
-        scratch: VerifyScratch,
+        steps: VerifySteps,
         drafts: Tensor | None,
     ) -> None:
         """Capture a graph for every padded batch size up to the block table's rows and every row
-        length up to the scratch memory's. The arena is not changed: while `rows` counts no row, the
+        length up to the steps'. The arena is not changed: while `rows` counts no row, the
         operators write nothing to it. drafts [batch indices, most drafts of a row]: drafts stored
         at batch indices; None if there are never any."""
         self._model = model
-        self._backend = backend
         self._arena = arena
         self._rows = rows
         self._table = table
-        self._scratch = scratch
+        self._steps = steps
         self._drafts = drafts
         self._sizes = padded_sizes(table.shape[0])
-        self._widths = widths(scratch.kept.tokens - 1)
+        self._widths = widths(steps.tokens - 1)
         self._logits = torch.empty(
             self._sizes[-1] * self._widths[-1],
-            model.weights.head.shape[0],
+            model.config.own_vocab,
             dtype=model.weights.dtype,
             device=arena.bytes.device,
         )
         self._graphs: dict[tuple[int, int], SplitGraph] = {}
         rows.clear()
         capture = partial(torch.cuda.graph, pool=torch.cuda.graph_pool_handle())
-        layers = len(model.weights.layers)
+        layers = model.config.layers
         # Capture the largest first: the smaller ones then reuse its memory.
         for size in reversed(self._sizes):
             for width in reversed(self._widths):
@@ -216,7 +208,7 @@ class VerifyGraphs:
 
     def replay(self, count: int, width: int) -> Tensor:
         """Sample a token after each token of `count` rows of `width` tokens. Return the logits [at
-        least count * width, vocab], as in Qwen35Model.own_head(); the next replay overwrites them.
+        least count * width, vocab], as in StepResult.own_head(); the next replay overwrites them.
         REQUIRES: rows are filled, the block table is written; width is a result of width()."""
         size = self._sizes[bisect_left(self._sizes, count)]
         self._graphs[size, width].replay()
@@ -227,18 +219,12 @@ class VerifyGraphs:
         """Run the verification step eagerly or during a capture. hooks: called around the model's
         layers."""
         batch = self._rows.batch(size, width, self._table)
-        operators = self._backend.bind_verify(batch, self._scratch)
-        carry = self._arena.carry[0] if self._arena.layout.draft_layers else None
-        operators.fold(self._arena.conv, carry)
         if self._drafts is None:
             tokens = self._rows.ids(size, width)
         else:
             tokens = self._rows.take_drafts(size, width, self._drafts)
-        branch, residual = self._model.layers(tokens, operators, self._arena, hooks)
-        if self._arena.layout.draft_layers:
-            self._model.keep_entries(tokens, branch, residual, operators, self._arena, NullHooks())
         logits = self._logits[: size * width]
-        logits.copy_(self._model.own_head(branch, residual, operators))
+        logits.copy_(self._steps.run(tokens, batch, self._arena, hooks).own_head())
         draws = self._rows.draws(size, width)
         sample(logits, draws, self._rows.tokens, of=self._model.own_slice)
 
@@ -254,8 +240,7 @@ class GuessGraphs:
 
     def __init__(
         self,
-        model: Qwen35Model,
-        backend: TritonBackend,
+        model: GpuModel,
         arena: Arena,
         rows: GuessRows,
         table: Tensor,
@@ -265,12 +250,11 @@ class GuessGraphs:
         of guesses. drafts [batch indices, most guesses]: destination of the guesses. The arena is
         not changed: while `rows` counts no row, the operators write nothing to it."""
         self._model = model
-        self._backend = backend
         self._arena = arena
         self._rows = rows
         self._table = table
         self._drafts = drafts
-        self._scratch = backend.scratch(table.shape[0])
+        self._steps = model.decode_steps(table.shape[0])
         self._sizes = padded_sizes(table.shape[0])
         self._graphs: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
         rows.clear()
@@ -302,11 +286,11 @@ class GuessGraphs:
             rows.draws(size),
             rows.batch_indices(size),
         )
-        operators = self._backend.bind_decode(batch, self._scratch).drafts(rows.counts)
+        guess = self._steps.guesses(batch, rows.counts, self._arena)
         chain_begin(chain, rows.starts(size), self._model.config.max_position)
         hidden = chain.hidden
         for number in range(count):
-            logits, hidden = self._model.guess(chain.tokens, hidden, operators, self._arena)
+            logits, hidden = guess(chain.tokens, hidden)
             ids, kept, of = self._model.draft_ids, None, self._model.own_slice
             if cuts:
                 logits, of = self._model.whole(logits), None

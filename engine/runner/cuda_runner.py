@@ -9,7 +9,7 @@ forward's thread only records; the ticking thread never holds the interpreter's 
 to the engine loop's thread.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,8 +20,6 @@ from torch import Tensor
 
 from tasuki.engine.forward_plan import ForwardPlan, PlanError
 from tasuki.engine.pictures.row_store import FindRows, RowsGone
-from tasuki.model.backends.triton_backend import TritonBackend
-from tasuki.model.backends.triton_prefill import TritonPrefill
 from tasuki.model.forward import (
     Batch,
     LayerHooks,
@@ -31,12 +29,11 @@ from tasuki.model.forward import (
     SequenceSlice,
 )
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.model.ops.attention.long_context import block_rows_of
 from tasuki.model.ops.sampling.prompt_scores import ScoredRows
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.protocol import ForwardResult, GpuModel
 from tasuki.pycache._cpp_cache import CudaContext, StreamTicks
 from tasuki.pycache.arena import Arena, run_copies
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -86,7 +83,7 @@ class LayerEvents(LayerHooks):
         self.launched += 1
         self._ticks.tick_behind(torch.cuda.current_stream().cuda_stream)
 
-    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
+    def after_layer(self, layer: int, stream: Callable[[], Tensor]) -> None:
         if layer == self._layers - 1:
             self._ticks.end_behind(torch.cuda.current_stream().cuda_stream)
 
@@ -183,7 +180,7 @@ class CudaRunner:
 
     def __init__(
         self,
-        model: Qwen35Model,
+        model: GpuModel,
         arena: Arena,
         ticks: LayerEvents | None,
         grammars: GrammarCompiler,
@@ -197,16 +194,12 @@ class CudaRunner:
         """Capture the graphs; `progress` counts them. ticks: ticks the step counter for layers of
         prompts, if they are sent to another node. together: the other ranks of the model, making
         the same calls at the same time; None for one rank. pictures: the rows of pictures, on this
-        device; None: plans have none. REQUIRES: the model has Triton's operators, with axes if
-        plans have pictures. With guesses, drafts are enabled too, and the arena has a draft
-        layer."""
-        backend = model.backend
-        assert isinstance(backend, TritonBackend)
+        device; None: plans have none. REQUIRES: the model sees pictures if plans have some. With
+        guesses, drafts are enabled too, and the arena has a draft layer."""
         layout, device = arena.layout, arena.bytes.device
         max_batch, drafts, guesses = sizes.batch, sizes.drafts, sizes.guesses
         pages = min(-(-max_position // PAGE_TOKENS), arena.slabs * layout.pages_per_slab)
         self._model = model
-        self._backend = backend
         self._arena = arena
         self._ticks = ticks
         self._sequences = SequenceStates(arena.slabs)
@@ -218,7 +211,7 @@ class CudaRunner:
         self._prompts = DeviceBatch(max_batch, self._last_tokens.scratch, device)
         self._table = BlockTable(max_batch, pages, device)
         self._graphs = DecodeGraphs(
-            model, backend, arena, self._answers, self._table.table, self._last_tokens, progress
+            model, arena, self._answers, self._table.table, self._last_tokens, progress
         )
         self._eager = EagerSampler(
             max_batch,
@@ -237,15 +230,13 @@ class CudaRunner:
         self._verifier = None
         if drafts:
             self._verifier = DraftVerifier(
-                *(model, backend, arena, states, self._eager, shape),
+                *(model, arena, states, self._eager, shape),
                 drafts=drafts,
                 stored_drafts=stored_drafts,
             )
         self._drafter = None
         if stored_drafts is not None and self._verifier is not None:
-            self._drafter = LayerDrafter(
-                model, backend, arena, states, self._verifier, stored_drafts, shape
-            )
+            self._drafter = LayerDrafter(model, arena, states, self._verifier, stored_drafts, shape)
         self._warm_up()
         begun = _recorded(timed=True)
         self._ends = ForwardEnds(begun, begun)
@@ -257,10 +248,10 @@ class CudaRunner:
         """
         longest = self._model.config.max_position
         far = min(_FAR_TOKENS, longest - PAGE_TOKENS)
-        block = min(block_rows_of(self._model.config, self._arena.bytes.device), longest)
+        block = min(self._model.block_rows, longest)
         # Triton compiles separately for sizes of one and for multiples of 16. A short run on a long
         # context takes other kernels than a prompt from its start. A block of a long run takes
-        # others again (model/ops/attention/long_context.py).
+        # others again (GpuModel.block_rows).
         for runs in (
             ((1, 0),),
             ((3, 0),),
@@ -273,18 +264,18 @@ class CudaRunner:
                 pages = [self._arena.layout.blocks_per_slab] * (-(-(start + length) // PAGE_TOKENS))
                 slices.append(SequenceSlice([0] * length, start, pages, 0, 0))
             self._model.forward(Batch.pack(slices), self._arena, NullHooks())
-            if self._backend.sees_pictures:
+            if self._model.sees_pictures:
                 seen = [self._as_picture(item) for item in slices]
                 self._model.forward(Batch.pack(seen), self._arena, NullHooks())
         torch.cuda.synchronize()
 
     def _as_picture(self, item: SequenceSlice) -> SequenceSlice:
         """Return the slice with rotary positions of its own, and one picture's row."""
-        row = self._model.weights.embedding[:1]
+        row = self._model.picture_row
         return replace(item, rope_positions=item.rope(), pictures=(RowSpan(0, row),))
 
     def prepare(self) -> None:
-        self._backend.prepare()
+        self._model.prepare()
 
     @property
     def ticks(self) -> int:
@@ -350,7 +341,7 @@ class CudaRunner:
     def _with_pictures(self, plan: ForwardPlan, rows: ResolvedRows) -> PromptRows | None:
         """Return the plan's prompts, with the rows of their pictures; None if there are none.
         Raises PlanError, RowsGone, PicturesUnsupported."""
-        if not self._backend.sees_pictures:
+        if not self._model.sees_pictures:
             raise PicturesUnsupported(
                 "a plan has pictures, and this model has no tower here: serve them with one fused "
                 "node of one rank, with --vision auto"
@@ -455,43 +446,35 @@ class CudaRunner:
         """Compute these rows of the plan, of any length. Scores of scored prompts are added to
         `scores`."""
         numbers, batch = prompts.numbers, prompts.batch
-        operators = self._backend.bind(batch)
-        tokens = self._to_device(batch.token_ids)
         hooks = self._ticks or NullHooks()
-        branch, residual = self._model.layers(tokens, operators, self._arena, hooks, batch.pictures)
+        found = self._model.run(batch, self._arena, hooks)
         if plan.scored:
             starts = dict(zip(numbers.tolist(), batch.cu_seqlens.tolist()[:-1], strict=True))
             scored = score_prompts(
                 plan,
                 rows,
                 starts,
-                lambda some: self._model.head(branch[some], residual[some], operators),
+                found.head,
                 self._arena.bytes.device,
             )
             scores.update({row: found.read() for row, found in scored.items()})
-        parts = self._draw_prompts(prompts, branch, residual, operators)
+        parts = self._draw_prompts(prompts, found)
         # Sample the tokens first, so a caller that needs only a token does not wait for the draft
         # layer.
         if self._arena.layout.draft_layers:
-            self._model.keep_entries(tokens, branch, residual, operators, self._arena, hooks)
+            found.keep_entries(hooks)
         return parts
 
-    def _draw_prompts(
-        self,
-        of: PromptRows,
-        branch: torch.Tensor,
-        residual: torch.Tensor,
-        operators: TritonPrefill,
-    ) -> list[SampledPart]:
-        """Sample a token at the end of each prompt wanting one. branch, residual: outputs of the
-        model's last layer for the batch."""
+    def _draw_prompts(self, of: PromptRows, found: ForwardResult) -> list[SampledPart]:
+        """Sample a token at the end of each prompt wanting one. found: of the model's layers for
+        the batch."""
         numbers, prompts, batch = of.numbers, of.rows, of.batch
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):
             return []
         ends = batch.cu_seqlens[1:] - 1
         last = self._to_device(ends[drawing])
-        logits = self._model.head(branch[last], residual[last], operators)
+        logits = found.head(last)
         sampled = prompts.take(drawing)
         self._prompts.fill(sampled, self._sampling)
         draws = self._prompts.draws(len(sampled))

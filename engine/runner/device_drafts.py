@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasuki.engine.forward_plan import Fold, ForwardPlan, Guess, Ints, PlanError
-from tasuki.model.backends.triton_backend import TritonBackend
-from tasuki.model.backends.triton_entries import fold_carry
-from tasuki.model.ops.gdn.verify.fold import FoldRows, gdn_fold
+from tasuki.model.forward import FoldRows
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.protocol import GpuModel
 from tasuki.pycache.arena import Arena
 
 from .cuda_graphs import GuessGraphs, VerifyGraphs
@@ -56,15 +54,14 @@ class DraftVerifier:
 
     Owns the rows' inputs on the device, their page table, their graphs and the kept inputs of their
     last steps. Shares model, arena and samplers with the runner. A row continuing with drafts folds
-    its last step inside the next one (model/ops/gdn/verify/rows.py). Any other row is folded
+    its last step inside the next one (VerifySteps.run). Any other row is folded
     immediately. The engine folds before it drafts again, because drafts follow the accepted tokens.
     Thread rule: the runner's; one stream.
     """
 
     def __init__(
         self,
-        model: Qwen35Model,
-        backend: TritonBackend,
+        model: GpuModel,
         arena: Arena,
         states: RowStates,
         eager: EagerSampler,
@@ -85,15 +82,14 @@ class DraftVerifier:
         self._most = min(shape.rows, MOST_ROWS)
         self._rows = DraftedRows(self._most, drafts + 1, states.last_tokens.scratch, device)
         self._table = BlockTable(self._most, shape.pages, device)
-        self._scratch = backend.verify_scratch(self._most, drafts + 1)
+        self._steps = model.verify_steps(self._most, drafts + 1)
         self._stored_drafts = stored_drafts
         self._graphs = VerifyGraphs(
             model,
-            backend,
             arena,
             self._rows,
             self._table.table,
-            self._scratch,
+            self._steps,
             None if stored_drafts is None else stored_drafts.tokens,
         )
         self._turn = 0
@@ -206,8 +202,8 @@ class DraftVerifier:
     @property
     def last_sampled(self) -> LastSampled:
         """The last step's results, for the draft layer. REQUIRES: there is a draft layer."""
-        assert self._scratch.hidden is not None, "the config has no draft layer"
-        return self._rows.last_sampled(self._scratch.hidden)
+        assert self._steps.hidden is not None, "the config has no draft layer"
+        return self._rows.last_sampled(self._steps.hidden)
 
     def place(self, batch_index: int) -> int:
         """Return the index of the batch index's row in the last step. REQUIRES: no part of the row
@@ -312,11 +308,7 @@ class DraftVerifier:
             [fold.write_slot for fold in folds],
         )
         rows = FoldRows(*host.to(self._device, non_blocking=True))
-        arena, hidden = self._arena, self._scratch.hidden
-        kept = self._scratch.kept.of(self._turn)
-        gdn_fold(kept, self._model.config, arena.conv, arena.ssm, rows)
-        if hidden is not None:
-            fold_carry(hidden, rows, arena.carry[0])
+        self._steps.fold(self._turn, rows, self._arena)
 
 
 class LayerDrafter:
@@ -326,14 +318,13 @@ class LayerDrafter:
 
     Owns the rows' inputs, their page table and the graphs. Shares model, arena, last tokens and the
     stored drafts with the runner. A draft is sampled with the temperature, cuts and noise of its
-    position, like the model's later sample there (the CPU's guesses: model/qwen3_5.py). Thread
+    position, like the model's later sample there (the CPU's guesses: model/drafts.py). Thread
     rule: the runner's; one stream.
     """
 
     def __init__(
         self,
-        model: Qwen35Model,
-        backend: TritonBackend,
+        model: GpuModel,
         arena: Arena,
         states: RowStates,
         verifier: DraftVerifier,
@@ -349,13 +340,9 @@ class LayerDrafter:
         self._verifier = verifier
         self._drafts = drafts
         self._most = min(shape.rows, MOST_ROWS)
-        self._rows = GuessRows(
-            self._most, model.config.hidden, last_tokens, arena.carry[0], verifier.last_sampled
-        )
+        self._rows = GuessRows(self._most, last_tokens, model.carried(arena), verifier.last_sampled)
         self._table = BlockTable(self._most, shape.pages, arena.bytes.device)
-        self._graphs = GuessGraphs(
-            model, backend, arena, self._rows, self._table.table, drafts.tokens
-        )
+        self._graphs = GuessGraphs(model, arena, self._rows, self._table.table, drafts.tokens)
 
     def first(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
         """Make the plan's guesses for drafts of the coming forward, from the hidden state stored in

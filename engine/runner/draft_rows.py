@@ -255,17 +255,18 @@ class GuessRows:
     def __init__(
         self,
         capacity: int,
-        width: int,
         last_tokens: LastTokens,
         carry: Tensor,
         verified: LastSampled,
     ) -> None:
-        """width: width of hidden states. carry: [slots, width], the hidden state stored with each
-        slot. verified: results of the last step's rows with drafts, at their fixed addresses."""
+        """carry: [slots, width], the hidden state stored with each slot.
+        verified: results of the last step's rows with drafts, at their fixed addresses."""
         device = carry.device
         self._numbers = DeviceBatch(capacity, last_tokens.scratch, device)
         self._seats = torch.zeros(4, capacity, dtype=torch.int32, device=device)
-        self._hidden = torch.zeros(capacity, width, dtype=verified.hidden.dtype, device=device)
+        self._hidden = torch.zeros(
+            capacity, carry.shape[1], dtype=verified.hidden.dtype, device=device
+        )
         self._last_tokens = last_tokens
         self._carry = carry
         self._verified = verified

@@ -107,7 +107,7 @@ class Chances:
 
 
 class MtpDrafter:
-    """Drafts made by the model's draft layer at the previous forward (model/qwen3_5.py).
+    """Drafts made by the model's draft layer at the previous forward (model/drafts.py).
 
     Owns the newest drafts, or their number if the runner keeps them, and the answer's length before
     them. Thread rule: the engine loop's.

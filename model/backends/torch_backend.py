@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.forward import Batch, Reduce, RowSpan, one_rank, put_rows
 from tasuki.model.ops.attention.reference import (
     AttentionPlan,
@@ -53,7 +53,9 @@ class TorchPlan:
     pictures: tuple[RowSpan, ...]
 
     @staticmethod
-    def of(batch: Batch, config: ModelConfig, angles: RotaryAngles, room: RowRoom) -> "TorchPlan":
+    def of(
+        batch: Batch, config: DeltaNetConfig, angles: RotaryAngles, room: RowRoom
+    ) -> "TorchPlan":
         lengths = batch.cu_seqlens.diff().tolist()
         saves = batch.saves()
         if batch.rope is None:
@@ -101,7 +103,7 @@ class TorchBackend:
     Thread rule: one thread."""
 
     def __init__(
-        self, config: ModelConfig, reduce: Reduce = one_rank, axes: Tensor | None = None
+        self, config: DeltaNetConfig, reduce: Reduce = one_rank, axes: Tensor | None = None
     ) -> None:
         """axes: as in RotaryAngles."""
         self._config = config
@@ -117,7 +119,7 @@ class TorchBackend:
 class TorchOperators:
     """PyTorch's `Operators` of one forward. It holds the forward's plan and none of the arena."""
 
-    def __init__(self, config: ModelConfig, plan: TorchPlan, reduce: Reduce) -> None:
+    def __init__(self, config: DeltaNetConfig, plan: TorchPlan, reduce: Reduce) -> None:
         self._config = config
         self._plan = plan
         self._reduce = reduce
@@ -227,7 +229,7 @@ class TorchOperators:
 class TorchEntries:
     """PyTorch's `EntryOperators` of one forward: they store the draft layer's KV."""
 
-    config: ModelConfig
+    config: DeltaNetConfig
     plan: TorchPlan
     carry_plan: CarryPlan
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import (
     Batch,
     DecodeBatch,
@@ -34,7 +34,7 @@ class TritonBackend:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         dtype: torch.dtype,
         device: torch.device,
         reduce: Reduce = one_rank,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import DecodeBatch, Phase, Reduce
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.qk_norm_rope_gate import (
@@ -56,7 +56,7 @@ class DecodeScratch:
     owners: Tensor
 
     @staticmethod
-    def of(config: ModelConfig, batch: int, device: torch.device) -> "DecodeScratch":
+    def of(config: DeltaNetConfig, batch: int, device: torch.device) -> "DecodeScratch":
         return DecodeScratch(
             attention=DecodeWorkspace.of(config, batch, device),
             owners=torch.arange(batch, dtype=torch.int32, device=device),
@@ -88,7 +88,7 @@ class TritonDraft:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         rows: DraftRows,
         rotary: Tensor,
         step: Operators,
@@ -161,7 +161,7 @@ class TritonDecode:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         batch: DecodeBatch,
         scratch: DecodeScratch,
         rotary: Tensor,

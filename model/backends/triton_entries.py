@@ -13,13 +13,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
-from tasuki.model.forward import Batch, RowSpan
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.forward import Batch, FoldRows, RowSpan
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, k_norm_rope
 from tasuki.model.ops.draft.carry import carry_folded, carry_normed
 from tasuki.model.ops.draft.entry_inputs import entry_inputs
 from tasuki.model.ops.draft.reference import plan_carry
-from tasuki.model.ops.gdn.verify.fold import FoldRows
 from tasuki.model.ops.norm.rms_norm import rms_norm
 from tasuki.model.weights.layers import DraftWeights
 from tasuki.model.weights.matrix import Matrix
@@ -38,7 +37,7 @@ class TritonEntries:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         rotary: Tensor,
         places: TokenPlaces,
         read_slots: Tensor,
@@ -115,7 +114,7 @@ class PromptEntries(TritonEntries):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         rotary: Tensor,
         places: TokenPlaces,
         carry: PromptCarry,
@@ -136,7 +135,7 @@ class VerifyEntries(TritonEntries):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         rotary: Tensor,
         places: TokenPlaces,
         read_slots: Tensor,
@@ -165,7 +164,7 @@ class StepEntries(TritonEntries):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         rotary: Tensor,
         places: TokenPlaces,
         slots: tuple[Tensor, Tensor],

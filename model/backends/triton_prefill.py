@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import Batch, Phase, Reduce, RowSpan
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
@@ -100,7 +100,7 @@ class PrefillPlan:
     @staticmethod
     def of(
         batch: Batch,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         dtype: torch.dtype,
         device: torch.device,
         axes: Tensor | None = None,
@@ -153,7 +153,7 @@ class TritonPrefill:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         plan: PrefillPlan,
         rotary: Tensor,
         side: torch.cuda.Stream,

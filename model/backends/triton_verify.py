@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
-from tasuki.model.forward import DecodeBatch, Reduce, VerifyBatch
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.forward import DecodeBatch, FoldRows, Reduce, VerifyBatch
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
 from tasuki.model.ops.draft.carry import carry_folded
-from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns
+from tasuki.model.ops.gdn.verify.fold import fold_columns
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptTurns
 from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights
@@ -39,7 +39,7 @@ class VerifyScratch:
 
     @staticmethod
     def of(
-        config: ModelConfig, batch: int, tokens: int, dtype: torch.dtype, device: torch.device
+        config: DeltaNetConfig, batch: int, tokens: int, dtype: torch.dtype, device: torch.device
     ) -> "VerifyScratch":
         workspace = DecodeWorkspace.of(config, batch, device).of_tokens(tokens)
         layers = config.layer_kinds.count(LayerKind.GDN)
@@ -57,7 +57,7 @@ class TritonVerify(TritonDecode):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         batch: VerifyBatch,
         scratch: VerifyScratch,
         rotary: Tensor,

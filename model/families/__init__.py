@@ -1,1 +1,1 @@
-"""Families of models: what each computes, reads, caches and costs."""
+"""Families of models: each folder computes one, and the registry finds it by `model_type`."""

@@ -7,7 +7,7 @@ calls it keeps only the patches' hidden states.
 
 Rows are a function of the picture and the weights. One call has one picture. So a row has the same
 bits with or without other pictures, and for any division of the blocks into calls. Attention is
-over one picture, without a mask. Source: transformers 5.24, `Qwen3_5VisionModel`.
+over one picture, without a mask. Source: transformers 5.24, the tower of Qwen3.5.
 
 On a GPU all is launched in the current stream, and nothing waits for the device.
 """

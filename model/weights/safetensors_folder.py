@@ -10,32 +10,24 @@ read in a wrong format. Plain tensors may be unread: the vision tower, a draft l
 buffers.
 """
 
-import gc
 import hashlib
 import json
 import logging
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import QuantizationConfig, check_draft_layer_config
-from tasuki.utils.logs import Progress, no_progress
 
-from .layers import ModelWeights, assemble, tensors
 from .matrix import WHOLE, Kind, Matrix, Part, WeightsError
 from .published_matrix import MissingWeight, PublishedMatrix, is_coded
 from .safetensors_files import StoredTensors
-from .shard import Shard, is_elsewhere
-from .source import ShardedSource, stacked
+from .source import stacked
 from .stacked_tensors import Companions, StackedTensors
 
 log = logging.getLogger(__name__)
@@ -135,49 +127,6 @@ class UnservedKind(WeightsError):
     """Error: the device has no kernels for the storage format of the weights."""
 
 
-def load_weights(
-    directory: Path | str,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-    progress: Progress = no_progress,
-    shard: Shard | None = None,
-) -> ModelWeights:
-    """Return a checkpoint's weights. Plain ones are converted to `dtype`, quantised ones stay as
-    stored, and norms, decay and dt_bias stay float32. config: config of the whole model. shard: the
-    rank whose slices are read; None: the whole model. Raises WeightsError, ModelConfigError."""
-    with _without_collections(), Checkpoint(Path(directory)) as source:
-        source.check_kernels(torch.device(device))
-        begun = time.monotonic()
-        if shard is None:
-            weights = assemble(config, source, dtype, device, progress)
-            source.check_left_over(drafts=config.draft_layers > 0)
-        else:
-            own = ShardedSource(source, config, shard)
-            weights = assemble(shard.part(config), own, dtype, device, progress)
-            elsewhere = partial(is_elsewhere, config, shard)
-            source.check_left_over(elsewhere, drafts=config.draft_layers > 0)
-        taken = time.monotonic() - begun
-        size = sum(tensor.nbytes for tensor in tensors(weights)) / 2**30
-        count, kinds = len(source), weights.formats
-        log.info("weights: %d tensors, %.2f GiB as %s, in %.1f s", count, size, kinds, taken)
-        return weights
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Disable the garbage collector inside the context. Loading creates hundreds of thousands of
-    lasting objects without cycles. Searches for cycles would take half of the loading time of small
-    tensors."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def check_kernels(directory: Path | str, device: torch.device) -> None:
     """Raise UnservedKind if the folder's weights are quantised and a device other than the CPU has
     no kernels for them. No weight is allocated before."""
@@ -219,14 +168,12 @@ def has_draft_layer(directory: Path | str) -> bool:
     return bool(found)
 
 
-def rows_together(directory: Path | str, config: ModelConfig) -> int:
-    """Return the number of neighbouring rows with one common scale in the model's head. The result
-    is 1 for a tied head, without scales, or with one for each row. Raises WeightsError,
-    ModelConfigError."""
-    if config.tied:
-        return 1
+def rows_together(directory: Path | str, head: tuple[int, int]) -> int:
+    """Return the number of neighbouring rows with one common scale in the model's own head. The
+    result is 1 without scales, or with one for each row. head: shape of the head. Raises
+    WeightsError, ModelConfigError."""
     with Checkpoint(Path(directory)) as source:
-        return source.published("lm_head.weight", (config.vocab, config.hidden)).rows_together
+        return source.published("lm_head.weight", head).rows_together
 
 
 _DIGESTED_AT_ONCE = 8
@@ -407,7 +354,9 @@ class Checkpoint:
             if Companions(f"{prefix}embed_tokens.weight", self._tensors).values() is not None:
                 return prefix
         wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _OUTER)
-        raise WeightsError(f"{self._directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
+        raise WeightsError(
+            f"{self._directory}: tensor {wanted} is missing; are all files of the model here?"
+        )
 
     def _name_of(self, name: str) -> str:
         if not name.startswith(("lm_head.", "mtp.")):

@@ -20,10 +20,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig, MoeShape
-
 from .matrix import WHOLE, BlockCut, Matrix, Part, WeightsError
-from .shard import Cut, ExpertCut, Shard, cut_of, fitting_sizes
+from .shard import Cut, ExpertCut, RankCuts, Shard
 
 
 class TensorSource(Protocol):
@@ -87,11 +85,11 @@ class ShardedSource:
     """A `TensorSource` of one tensor-parallel rank's share. A share is read whole: a `part` raises
     WeightsError."""
 
-    def __init__(self, source: TensorSource, config: ModelConfig, shard: Shard) -> None:
-        """source: source of the whole tensors; config: config of the whole model. REQUIRES: the
+    def __init__(self, source: TensorSource, cuts: RankCuts, shard: Shard) -> None:
+        """source: source of the whole tensors; cuts: division of the whole model. REQUIRES: the
         model can be divided by the shard."""
         self._source = source
-        self._config = config
+        self._cuts = cuts
         self._shard = shard
 
     def has(self, name: str) -> bool:
@@ -126,7 +124,7 @@ class ShardedSource:
     def _cut(self, name: str, shape: tuple[int, ...], part: Part) -> Cut | None:
         if part != WHOLE:
             raise WeightsError(f"tensor {name} is a rank's share already, which is read whole")
-        cut = cut_of(self._config, self._shard, name)
+        cut = self._cuts.cut(self._shard, name)
         if cut is not None and cut.count != shape[cut.dim]:
             raise WeightsError(
                 f"tensor {name}: rank {self._shard.rank} of {self._shard.ranks} has {cut.count} of "
@@ -139,18 +137,17 @@ class ShardedSource:
         between its blocks of `unit` rows or columns."""
         sizes = [
             ranks
-            for ranks in fitting_sizes(self._config, self._shard.experts)
+            for ranks in self._cuts.fitting_sizes(self._shard.experts)
             if all(self._is_between_blocks(name, rank, ranks, unit) for rank in range(ranks))
         ]
         fix = f"give --tensor-parallel one of {', '.join(map(str, sizes))}"
-        shape = self._config.feed_forward
         by_width = self._shard.experts is ExpertCut.BY_WIDTH
-        if by_width and ".experts." in name and isinstance(shape, MoeShape):
+        if by_width and ".experts." in name:
             fix += ", or --expert-parallel, which cuts no expert"
         return fix
 
     def _is_between_blocks(self, name: str, rank: int, ranks: int, unit: int) -> bool:
-        cut = cut_of(self._config, Shard(rank, ranks, self._shard.experts), name)
+        cut = self._cuts.cut(Shard(rank, ranks, self._shard.experts), name)
         return cut is None or all(
             span.start % unit == 0 and (span.stop % unit == 0 or span.stop == cut.size)
             for span in cut.spans

@@ -10,7 +10,7 @@ from tasuki.engine.assembly.parts import with_context
 from tasuki.engine.assembly.ranks import shard_of
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.model.config_json import QuantizationConfig
-from tasuki.model.known_models import published_or_folder, with_draft_layer
+from tasuki.model.families.registry import family_of, published_or_folder, with_draft_layer
 from tasuki.model.weights.safetensors_folder import check_kernels
 from tasuki.model.weights.source import ShardedSource
 from tasuki.utils.options import Auto
@@ -39,8 +39,9 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
     share: Share = whole
     if engine_config.tensor_parallel > 1:
         shard = shard_of(engine_config, 0)
-        share = partial(ShardedSource, config=model, shard=shard)
-        model = shard.part(model)
+        cuts = family_of(model).cuts(model)
+        share = partial(ShardedSource, cuts=cuts, shard=shard)
+        model = cuts.part(shard)
 
     def planned(free: int, total: int) -> str:
         device = engine_config.usable_of(free, total)

@@ -23,11 +23,12 @@ from tasuki.bench.workload import Point
 from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.speculation.draft_limit import FixedLimit, StepShape
-from tasuki.model.config import ModelConfig
-from tasuki.model.known_models import published_or_folder
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import TINY, submit
 from tests.harness.model_shapes import MOE
+from tests.harness.qwen35 import published_or_folder
 
 TINY_FLAGS = ["--device", "cpu", "--dtype", "float32", "--arena-mib", "16"]
 
@@ -233,9 +234,9 @@ def test_a_script_holds_as_often_as_it_says() -> None:
         drafting.propose([3], 3)
 
 
-@pytest.mark.parametrize("model", [ModelConfig.from_dict(TINY), MOE])
+@pytest.mark.parametrize("model", [config_of(TINY), MOE])
 def test_what_the_noise_draws_is_known_before_a_model_of_no_logits_draws_it(
-    model: ModelConfig,
+    model: DeltaNetConfig,
 ) -> None:
     config = EngineConfig(arena_mib=16, dtype="float32", speculate="mtp", draft_tokens=3)
     model = replace(model, draft_layers=1)
@@ -280,7 +281,7 @@ def test_a_prefill_bench_has_a_draft_layer_and_none_take_turns(
 
 def test_a_pair_has_one_set_of_weights_and_the_same_answers() -> None:
     config = EngineConfig(arena_mib=16, dtype="float32")
-    pair = DraftPair.of(ModelConfig.from_dict(TINY), config)
+    pair = DraftPair.of(config_of(TINY), config)
     kept, off = (rig.parts for rig in (pair.kept, pair.off))
     assert kept.layout.draft_layers == 1 and off.layout.draft_layers == 0
     assert kept.model.weights.layers is off.model.weights.layers

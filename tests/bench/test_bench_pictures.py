@@ -15,7 +15,7 @@ from PIL import Image
 from tasuki.bench.load import node_main, node_process
 from tasuki.bench.pictures import main
 from tasuki.bench.vision.chat_client import Chat
-from tasuki.bench.vision.checkpoint import config_of, vision_config, write_checkpoint
+from tasuki.bench.vision.checkpoint import file_of, vision_config, write_checkpoint
 from tasuki.bench.vision.config import PicturesConfig
 from tasuki.bench.vision.drawn import Screen
 from tasuki.bench.vision.vocabulary import TEMPLATE_TOKENS, text_of
@@ -90,7 +90,7 @@ def test_rows_of_resent_pictures_and_text(folder: Path, tmp_path: Path) -> None:
 
 def test_a_drawn_checkpoint_is_whole(folder: Path) -> None:
     assert has_tower(folder)
-    vocabulary = config_of("tiny")["text_config"]["vocab_size"]
+    vocabulary = file_of("tiny")["text_config"]["vocab_size"]
     tokenizer = Tokenizer.load(folder)
     assert tokenizer is not None
     assert len(tokenizer.encode(text_of("a", 37, vocabulary))) == 37

@@ -15,11 +15,12 @@ from tasuki.bench.replay.replay import replay, replay_tiers
 from tasuki.bench.replay.tiers import Tiers
 from tasuki.bench.replay.trace import load_trace
 from tasuki.cli import main as cli
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.config_json import ModelConfigError
-from tasuki.model.costs import PrefillFlops
-from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.families.qwen3_5.costs import prefill_flops
+from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tests.harness.programs import program
+from tests.harness.qwen35 import published_or_folder
 
 
 def line(time_ms: int, tokens: int, answer: int, blocks: list[int], **more: Any) -> dict[str, Any]:
@@ -304,7 +305,7 @@ def test_published_shapes_have_their_published_sizes(name: str) -> None:
 
 
 def test_prefill_flops_of_the_published_moe() -> None:
-    flops = PrefillFlops.for_model(published_or_folder("35b-a3b"))
+    flops = prefill_flops(published_or_folder("35b-a3b"))
     assert flops.linear == pytest.approx(5.0e9, rel=0.02)
     assert flops.quadratic == 163840
     assert flops.of(2000) > 2 * flops.of(1000)
@@ -313,7 +314,7 @@ def test_prefill_flops_of_the_published_moe() -> None:
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(ModelConfigError, match=r"one of 0\.8b"):
         published_or_folder("12b")
-    assert isinstance(published_or_folder("9b"), ModelConfig)
+    assert isinstance(published_or_folder("9b"), DeltaNetConfig)
 
 
 def test_a_draft_layer_costs_what_no_longer_fits(

@@ -24,7 +24,7 @@ from tasuki.client.session import Client
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.assembly.parts import with_context
 from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.named_checkpoints import HubError, embedded_model, hub_checkpoint, is_hub_name
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.server.bind import BindError
@@ -143,7 +143,7 @@ def test_a_cached_model_is_served_by_its_name_without_a_network(
 
 
 def test_the_context_is_as_long_as_asked() -> None:
-    model = ModelConfig.load(embedded_model())
+    model = load_config(embedded_model())
     assert with_context(model, EngineConfig()) == model
     assert with_context(model, EngineConfig(max_model_len=100)).max_position == 100
     with pytest.raises(EngineConfigError, match="is more than the"):

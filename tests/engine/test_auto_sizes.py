@@ -9,19 +9,20 @@ import pytest
 from tasuki.cli import main as cli
 from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, arena_slabs, max_batch
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
-from tasuki.model.config import ModelConfig
-from tasuki.model.known_models import published_or_folder
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.pycache.layout import CacheLayout
 from tasuki.server.daemon.serve_config import GPUS
 from tasuki.utils.options import Auto
 from tests.harness.engines import TINY, Lone, engine_config, prompt, tiny_parts
+from tests.harness.qwen35 import published_or_folder
 
 NINE = published_or_folder("9b")
 H100 = GPUS["h100"] * MIB
 ROLES = pytest.mark.parametrize("role", list(Role))
 
 
-def layout_of(model: ModelConfig, config: EngineConfig) -> CacheLayout:
+def layout_of(model: DeltaNetConfig, config: EngineConfig) -> CacheLayout:
     return model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
 
 
@@ -76,7 +77,7 @@ def test_stated_numbers_are_taken_as_they_are(role: Role) -> None:
 @ROLES
 def test_on_a_cpu_the_sizes_are_numbers(role: Role) -> None:
     config = EngineConfig(dtype="float32")
-    tiny = ModelConfig.from_dict(TINY)
+    tiny = config_of(TINY)
     layout = layout_of(tiny, config)
     assert arena_slabs(config, tiny, role, None) == 512 * MIB // layout.slab_bytes
     assert max_batch(config, layout, role, 1000, on_gpu=False) == 64

@@ -16,10 +16,10 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.roles.early_steps import EarlySteps
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import config_of
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
+from tasuki.model.families.qwen3_5.weights import random_weights
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.layers import random_weights
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.transports.loopback import Fault, Faults, no_faults
@@ -249,7 +249,7 @@ def test_nearly_all_of_the_step_is_over_when_the_last_window_lands() -> None:
     shape = TINY | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
 
     def parts() -> EngineParts:
-        config = ModelConfig.from_dict(shape)
+        config = config_of(shape)
         layout = config.cache_layout("float32", "float32", "float32")
         model = Watched(Qwen35Model(config, random_weights(config, 5, torch.float32)))
         return EngineParts(config, model, Arena(layout, 24), StepCounter())

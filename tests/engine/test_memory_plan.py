@@ -14,10 +14,14 @@ from tasuki.cli import main as cli
 from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, arena_slabs, weights_of
 from tasuki.engine.assembly.towers import PROCESSOR_FILES, TowerMemory
 from tasuki.engine.config import EngineConfig, Role
-from tasuki.model.config import DenseShape, ModelConfig, MoeShape
+from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.config_json import ModelConfigError
-from tasuki.model.costs import WeightSizes
-from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.costs import ShapesOnly, WeightSizes
+from tasuki.model.families.qwen3_5.costs import weight_sizes
+from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
+from tasuki.model.families.qwen3_5.published import PUBLISHED
+from tasuki.model.families.qwen3_5.reader import config_of, load_config
+from tasuki.model.families.qwen3_5.weights import ModelWeights, assemble, random_weights
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder
@@ -25,7 +29,7 @@ from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.weights import load_tower_weights
 from tasuki.model.weights.kernel_layout import for_kernels
-from tasuki.model.weights.layers import ModelWeights, assemble, matrices, random_weights, tensors
+from tasuki.model.weights.layers import matrices, tensors
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.shard import Shard
 from tasuki.model.weights.source import RandomSource, ShardedSource
@@ -33,13 +37,18 @@ from tasuki.server.daemon.serve_config import GPUS
 from tests.harness.engines import TINY, tiny_parts
 from tests.harness.goldens import BESIDE, QUANTISED, reference_dir
 from tests.harness.model_shapes import MOE, dense_raw
+from tests.harness.qwen35 import published_or_folder
 
 H200 = GPUS["h200"] * MIB
 NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")
 
 
+def sizes_of(config: DeltaNetConfig, dtype: torch.dtype) -> WeightSizes:
+    return weight_sizes(config, dtype, ShapesOnly())
+
+
 def plan(
-    shape: ModelConfig = NINE, device: int = H200, role: Role = Role.FUSED, **changes: object
+    shape: DeltaNetConfig = NINE, device: int = H200, role: Role = Role.FUSED, **changes: object
 ) -> MemoryPlan:
     config = EngineConfig(**({"arena_mib": 64 * 1024, "max_batch": 64} | changes))  # type: ignore[arg-type]
     return MemoryPlan.of(shape, config, device, role)
@@ -50,11 +59,13 @@ def allocated(weights: ModelWeights) -> int:
 
 
 @pytest.mark.parametrize("draft_layers", [0, 1])
-@pytest.mark.parametrize("shape", [ModelConfig.from_dict(TINY), MOE], ids=["tied", "moe"])
-def test_weights_are_counted_as_they_are_allocated(shape: ModelConfig, draft_layers: int) -> None:
+@pytest.mark.parametrize("shape", [config_of(TINY), MOE], ids=["tied", "moe"])
+def test_weights_are_counted_as_they_are_allocated(
+    shape: DeltaNetConfig, draft_layers: int
+) -> None:
     shape = replace(shape, draft_layers=draft_layers)
     weights = random_weights(shape, 1, torch.bfloat16)
-    assert WeightSizes.of(shape, torch.bfloat16).total == allocated(weights)
+    assert sizes_of(shape, torch.bfloat16).total == allocated(weights)
 
 
 def test_drafts_and_guesses_have_room_of_their_own_where_answers_are_drawn() -> None:
@@ -75,7 +86,7 @@ def test_drafts_and_guesses_have_room_of_their_own_where_answers_are_drawn() -> 
 def test_published_weights_have_their_published_bytes(
     name: str, gigabytes: float, active: float
 ) -> None:
-    sizes = WeightSizes.of(published_or_folder(name), torch.bfloat16)
+    sizes = sizes_of(published_or_folder(name), torch.bfloat16)
     assert sizes.total / 1e9 == pytest.approx(gigabytes, rel=0.01)
     assert sizes.step_bytes(1) / 1e9 == pytest.approx(active, rel=0.01)
     assert sizes.step_bytes(1) <= sizes.step_bytes(64) <= sizes.total
@@ -90,7 +101,7 @@ def test_a_step_that_drafts_nothing_reads_little_of_a_draft_layer(
     """Such a step reads fc and two rows of heads. Queries, feed-forward and the rest are only for
     guesses."""
     off, on = (
-        WeightSizes.of(replace(published_or_folder(name), draft_layers=layers), torch.bfloat16)
+        sizes_of(replace(published_or_folder(name), draft_layers=layers), torch.bfloat16)
         for layers in (0, 1)
     )
     assert on.step_bytes(1) - off.step_bytes(1) == pytest.approx(entries, rel=0.01)
@@ -100,7 +111,7 @@ def test_a_step_that_drafts_nothing_reads_little_of_a_draft_layer(
 def test_the_arena_is_counted_as_it_is_allocated() -> None:
     arena = tiny_parts(arena_mib=4).arena
     config = EngineConfig(arena_mib=4, dtype="float32")
-    counted = MemoryPlan.of(ModelConfig.from_dict(TINY), config, H200, Role.FUSED)
+    counted = MemoryPlan.of(config_of(TINY), config, H200, Role.FUSED)
     assert counted.arena == arena.bytes.nbytes
     assert counted.slabs(counted.arena) == arena.slabs
 
@@ -275,15 +286,17 @@ WHOLE_GROUPS = replace(
 
 
 @pytest.mark.parametrize("form", SERVED_ON_GPUS)
-@pytest.mark.parametrize("shape", [ModelConfig.from_dict(TINY), WHOLE_GROUPS], ids=["tied", "moe"])
-def test_quantised_weights_are_counted_as_they_are_allocated(shape: ModelConfig, form: str) -> None:
+@pytest.mark.parametrize("shape", [config_of(TINY), WHOLE_GROUPS], ids=["tied", "moe"])
+def test_quantised_weights_are_counted_as_they_are_allocated(
+    shape: DeltaNetConfig, form: str
+) -> None:
     source = QuantisedSource(RandomSource(1), RECIPES[form])
     weights = assemble(shape, source, torch.bfloat16)
     counted = weights_of(shape, EngineConfig(dtype="bfloat16"), form).total
     assert counted == on_a_gpu(weights) - (weights.head.nbytes if shape.tied else 0)
     # NVFP4 fills rows up to blocks of 128 columns, more than such tiny matrices have.
     if form.startswith("fp8"):
-        assert counted < WeightSizes.of(shape, torch.bfloat16).total
+        assert counted < sizes_of(shape, torch.bfloat16).total
 
 
 def on_a_gpu(weights: ModelWeights) -> int:
@@ -297,7 +310,7 @@ def on_a_gpu(weights: ModelWeights) -> int:
 def test_a_quantised_folder_is_counted_by_its_headers(tmp_path: Path) -> None:
     folder = tmp_path / "fp8"
     quantise_folder(reference_dir("small-moe"), folder, RECIPES["fp8"])
-    model = ModelConfig.load(folder)
+    model = load_config(folder)
     config = EngineConfig(model=str(folder), dtype="bfloat16")
     with Checkpoint(folder) as stored:
         counted = on_a_gpu(assemble(model, stored, torch.bfloat16))
@@ -308,8 +321,9 @@ def test_a_quantised_folder_is_counted_by_its_headers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in QUANTISED if name == "tp4-dense-fp8"])
 def test_a_rank_of_a_quantised_folder_is_counted_by_what_it_reads(name: str) -> None:
     folder, shard = reference_dir(name), Shard(1, 2)
-    model = ModelConfig.load(folder)
-    part, share = shard.part(model), partial(ShardedSource, config=model, shard=shard)
+    model = load_config(folder)
+    cuts = Qwen35Cuts(model)
+    part, share = cuts.part(shard), partial(ShardedSource, cuts=cuts, shard=shard)
     with Checkpoint(folder) as stored:
         counted = on_a_gpu(assemble(part, share(stored), torch.bfloat16))
     config = EngineConfig(model=str(folder), dtype="bfloat16", device="cuda", tensor_parallel=2)
@@ -393,7 +407,9 @@ def test_the_dry_run_names_what_to_mend(
     ],
     ids=["linear", "attention", "dense", "experts"],
 )
-def test_the_plan_is_what_the_widest_block_comes_to_by_hand(model: ModelConfig, block: int) -> None:
+def test_the_plan_is_what_the_widest_block_comes_to_by_hand(
+    model: DeltaNetConfig, block: int
+) -> None:
     config = EngineConfig(arena_mib=64 * 1024, max_batch=48, prefill_chunk_tokens=4096)
     counted = MemoryPlan.of(model, config, H200, Role.FUSED)
     # The residual stream, its norm and their sum beside the block, in bfloat16.

@@ -6,7 +6,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.messages import Choice
 from tasuki.engine.routing import PrefillLoad, PrefillSpeed
-from tasuki.model.costs import PrefillFlops
+from tasuki.model.families.qwen3_5.costs import prefill_flops
 from tasuki.model.vision.costs import EncodeFlops
 from tasuki.pycache.keys import Keys
 from tests.harness.engines import Lone, submit
@@ -18,7 +18,7 @@ ROWS, COLUMNS = 9, 11
 def work() -> float:
     """Return the tower's FLOPs for the prompts' picture, as tokens of the language model."""
     patches = ROWS * COLUMNS * TOWER.merge**2
-    token = PrefillFlops.for_model(seeing_parts().model_config).linear
+    token = prefill_flops(seeing_parts().model_config).linear
     return EncodeFlops.of(TOWER).picture(patches) / token
 
 

@@ -13,7 +13,7 @@ from tasuki.engine.assembly.memory_plan import MemoryPlan
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.forward_plan import ForwardPlan, PlanError, ScoredRow, decode_plan
 from tasuki.engine.intake import MAX_PROMPT_SCORES, Intake
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.forward import Batch
 from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.ops.sampling.prompt_scores import SCORED_ROWS, PromptScores, score_rows
@@ -216,7 +216,7 @@ def test_few_rows_stand_at_a_time_and_the_plan_counts_them() -> None:
     found = score_rows(head, rows, rows, 1).values()
     assert max(seen) == SCORED_ROWS and sum(seen) == 100
     assert (found.ranks == 1).all() and found.top_tokens[:, 0].tolist() == rows.tolist()
-    shapes = [ModelConfig.from_dict(TINY | {"vocab_size": vocab}) for vocab in (128, 1 << 17)]
+    shapes = [config_of(TINY | {"vocab_size": vocab}) for vocab in (128, 1 << 17)]
     small, large = (
         MemoryPlan.of(shape, EngineConfig(arena_mib=4, max_batch=1), 80 << 30, Role.FUSED)
         for shape in shapes

@@ -17,7 +17,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.chunks.chunk import StepCounter
@@ -58,7 +58,7 @@ class VirtualEngine(Lone):
     def __init__(self, cost: SpentOnClock, slabs: int = 600, **settings: object) -> None:
         self.clock = cost.clock
         self.taken = cost.taken
-        model = ModelConfig.from_dict(free_shape(4))
+        model = config_of(free_shape(4))
         layout = model.cache_layout("float32", "float32", "float32")
         parts = EngineParts(
             model,

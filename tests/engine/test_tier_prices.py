@@ -3,18 +3,18 @@
 import pytest
 
 from tasuki.engine.tiers import tier as t
-from tasuki.model.config import ModelConfig
-from tasuki.model.costs import PrefillFlops
-from tasuki.model.known_models import published_or_folder
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.qwen3_5.costs import prefill_flops
 from tasuki.pycache.layout import PAGE_TOKENS
+from tests.harness.qwen35 import published_or_folder
 
 ON_CPU = [t.CPU_LINK, t.DISK_LINK, t.REMOTE_LINK]
 ON_GPU = [t.GPU_LINK, t.GPU_DISK_LINK, t.GPU_REMOTE_LINK]
 
 
-def price(model: ModelConfig, link: t.Link) -> t.TierPrices:
+def price(model: DeltaNetConfig, link: t.Link) -> t.TierPrices:
     layout = model.cache_layout("bfloat16", "bfloat16", "float32")
-    return t.TierPrices.of(layout, PrefillFlops.for_model(model).linear, link)
+    return t.TierPrices.of(layout, prefill_flops(model).linear, link)
 
 
 @pytest.mark.parametrize("links", [ON_CPU, ON_GPU])

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from tasuki.bench.measure.rig import made_up_vocabulary
-from tasuki.engine.assembly.parts import EngineParts, build_arena, build_model
+from tasuki.engine.assembly.parts import EngineParts, build_arena
 from tasuki.engine.config import EngineConfig
-from tasuki.model.config import ModelConfig
-from tasuki.model.weights.layers import assemble
+from tasuki.model.families.loading import build_model
+from tasuki.model.families.qwen3_5.reader import config_of
+from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.weights.source import RandomSource
 from tasuki.pycache._cpp_cache import StepCounter
 from tests.harness import model_shapes
@@ -43,7 +44,7 @@ def moe_raw() -> dict[str, Any]:
     }
 
 
-CONFIGS = {"dense": ModelConfig.from_dict(dense_raw()), "moe": ModelConfig.from_dict(moe_raw())}
+CONFIGS = {"dense": config_of(dense_raw()), "moe": config_of(moe_raw())}
 
 
 @cache

@@ -12,16 +12,16 @@ import torch
 from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.roles.early_steps import EarlyStep, EarlySteps
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, NullHooks, SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.receiving.incoming_transfer import LayerBarrier
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import MODELS, Request, Workspace, golden, model_cases, reference_dir
+from tests.harness.qwen35 import load_weights
 from tests.harness.scripted_drafts import assert_kept_as_by_one_forward, entries
 
 GOLDENS = [case for case in model_cases("mtp_last_logits") if case[0] in MODELS]
@@ -118,7 +118,7 @@ class CpuTwin:
 
     def __init__(self, name: str) -> None:
         folder = reference_dir(name)
-        config = replace(ModelConfig.load(folder), draft_layers=1)
+        config = replace(load_config(folder), draft_layers=1)
         self.model = Qwen35Model(config, load_weights(folder, config, torch.float32))
         self.parts: EngineParts = build_parts(engine_config(folder, device="cuda"))
         assert self.parts.layout.draft_layers == 1, "auto keeps a draft layer on a GPU"

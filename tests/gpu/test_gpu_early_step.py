@@ -8,9 +8,9 @@ import torch
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.roles.early_steps import EarlyStep, EarlySteps
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.transfer.receiving.incoming_transfer import LayerBarrier
 from tests.gpu.shapes import parts_of
 

@@ -12,12 +12,13 @@ from statistics import median
 import pytest
 import torch
 
-from tasuki.engine.assembly.parts import EngineParts, build_arena, build_model
+from tasuki.engine.assembly.parts import EngineParts, build_arena
 from tasuki.engine.config import EngineConfig
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.loading import build_model
+from tasuki.model.families.qwen3_5.reader import config_of
+from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
-from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.source import RandomSource
 from tasuki.transfer.chunks.chunk import StepCounter
 from tests.gpu.one_sequence import LENGTH, TOKENS, OneSequence, divergence
@@ -29,8 +30,8 @@ from tests.harness.goldens import OWN_MODELS, QUANTISED, cases_of, reference_dir
 WIDER = {"hidden_size": 512, "intermediate_size": 1024}
 EXPERTS = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512}
 SHAPES = {
-    "dense": ModelConfig.from_dict(dense_raw() | WIDER),
-    "moe": ModelConfig.from_dict(moe_raw() | WIDER | EXPERTS),
+    "dense": config_of(dense_raw() | WIDER),
+    "moe": config_of(moe_raw() | WIDER | EXPERTS),
 }
 # A random model's logits spread widely; a trained one's bounds are docs/quantisation.md's.
 STEP_BOUND, PROMPT_BOUND = 0.02, 0.5

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.engine.assembly.parts import build_model
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.loading import build_model
+from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.attention.page_rows import fp8_views
-from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.fp8_rows import decode_rows
 from tasuki.pycache.layout import FP8_ROWS
@@ -37,6 +36,7 @@ from tests.harness.goldens import (
     logits_of,
     reference_dir,
 )
+from tests.harness.qwen35 import load_weights
 
 MOST_KL = 0.01
 TEXT = (
@@ -81,7 +81,7 @@ def test_pages_hold_the_bytes_of_the_cpu(model: str, chunk: int) -> None:
     """Both compute in float32. A number between two codes to the last bit may get the other code:
     few in thousands, and by one step."""
     prompt = max((case.prompt for case in cases_of(model).values()), key=len)
-    config = ModelConfig.load(reference_dir(model))
+    config = load_config(reference_dir(model))
     rows = []
     for device in (torch.device("cpu"), CUDA):
         weights = load_weights(reference_dir(model), config, torch.float32, device)
@@ -120,7 +120,7 @@ def test_bf16_answers_are_those_of_pages_of_numbers_as_far_as_rows_are(shape: st
 
 def test_a_trained_model_says_nearly_the_same() -> None:
     folder = embedded_model()
-    config, tokenizer = ModelConfig.load(folder), Tokenizer.load(folder)
+    config, tokenizer = load_config(folder), Tokenizer.load(folder)
     assert tokenizer is not None
     tokens = tokenizer.encode(TEXT * 4)
     for dtype in (torch.float32, torch.bfloat16):

@@ -10,8 +10,8 @@ import torch
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.speculation.drafting import MtpDrafter
+from tasuki.model.drafts import DraftHead
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.qwen3_5 import DraftHead, Qwen35Model
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
 from tests.harness.engines import Lone, prompt, submit
 from tests.harness.scripted_drafts import (
@@ -162,7 +162,9 @@ def test_drafts_may_be_of_a_part_of_the_vocabulary(monkeypatch: pytest.MonkeyPat
     answer = [token.token for token in answered(cold("dense", "off"), tokens, HOT)]
     config = replace(engine_config("mtp", 3, "cuda"), arena_mib=64)
     parts = parts_of("dense", config, 1)
-    model = Qwen35Model(
+    from tasuki.model.families.qwen3_5.gpu import Qwen35OnGpu
+
+    model = Qwen35OnGpu(
         parts.model_config,
         parts.model.weights,
         parts.model.backend,

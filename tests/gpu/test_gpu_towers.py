@@ -16,7 +16,7 @@ from tasuki.engine.pictures.placed import PlacedPicture
 from tasuki.engine.pictures.row_store import RowStore
 from tasuki.engine.pictures.tower_pace import DevicePace, EncodePart
 from tasuki.engine.scheduling.picture_encoder import PictureEncoder, _MissingPicture, _Waiting
-from tasuki.model.known_models import published_tower
+from tasuki.model.families.qwen3_5.published import published_tower
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops, TowerBytes
 from tasuki.model.vision.grid import PictureGrid

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import grpc
 import pytest
 
-from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.config_json import Yarn
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
@@ -72,12 +72,12 @@ CHANGES_NO_STATE = {"max_position", "eos_ids", "head_rows", "held"}
 """Fields that change no state, or that belong to one rank of several."""
 
 
-def contract_of(model: ModelConfig) -> dict[str, str]:
+def contract_of(model: DeltaNetConfig) -> dict[str, str]:
     layout = model.cache_layout("float32", "float32", "float32")
     return Contract("weights", layout, constants=model.constants).flat()
 
 
-def other_models() -> dict[str, ModelConfig]:
+def other_models() -> dict[str, DeltaNetConfig]:
     """Return configs by the name of the only field in which they differ from MOE."""
     experts = MOE.feed_forward
     assert isinstance(experts, MoeShape)
@@ -86,7 +86,7 @@ def other_models() -> dict[str, ModelConfig]:
         for field in fields(MoeShape)
     }
     by_hand: dict[str, object] = {"yarn": Yarn(4.0, 4096, 32.0, 1.0, 1.0, True)}
-    for field in fields(ModelConfig):
+    for field in fields(DeltaNetConfig):
         if field.name not in CHANGES_NO_STATE | {"feed_forward"}:
             changed = by_hand.get(field.name) or other(getattr(MOE, field.name))
             made[field.name] = replace(MOE, **{field.name: changed})

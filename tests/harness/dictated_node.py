@@ -15,13 +15,13 @@ import torch
 from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.runner import cpu_runner
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import config_of
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
+from tasuki.model.families.qwen3_5.weights import random_weights
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.sampling.reference import Sampled, sample
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.layers import random_weights
 from tasuki.pycache.arena import Arena
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import ClientFront
@@ -79,7 +79,7 @@ def tiny_parts_of(codec: TextCodec, arena_mib: int) -> EngineParts:
     """Return engine parts with a model of random weights for the codec's vocabulary, with one layer
     of each kind. No test reads text written by this model itself."""
     end = codec.require_tokenizer().added_tokens["<|im_end|>"]
-    config = ModelConfig.from_dict(
+    config = config_of(
         {
             **TINY,
             "num_hidden_layers": 2,

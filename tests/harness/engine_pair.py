@@ -20,7 +20,7 @@ from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.messages.picture_wire import runs_from_wire, runs_to_wire
 from tasuki.engine.request import Active
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import TransferError

@@ -22,13 +22,13 @@ from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.engine import Engine
 from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import config_of
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
+from tasuki.model.families.qwen3_5.weights import random_weights
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.layers import random_weights
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, TierWrite
 from tasuki.pycache.arena import Arena, CopyKind
 from tasuki.pycache.layout import ArenaKey, CacheLayout, Place
@@ -312,7 +312,7 @@ def tiny_parts(
     """Return engine parts with a random model of four layers of two kinds, over a small arena.
     slabs: size of the arena, if given. host_slabs: slabs of the host memory below it; disk: memory
     below the host memory. kv_dtype: format of the KV, as in a layout."""
-    model_config = ModelConfig.from_dict(TINY)
+    model_config = config_of(TINY)
     layout = model_config.cache_layout(kv_dtype, "float32", "float32")
     slabs = slabs or int(arena_mib * 2**20) // layout.slab_bytes
     weights = random_weights(model_config, seed, torch.float32)

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.ops.norm.reference import rms_norm
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS
+from tests.harness.qwen35 import load_weights
 
 OWN = Path(__file__).resolve().parents[1] / "golden_models"
 BESIDE = Path(__file__).resolve().parents[3] / "shared" / "reference"
@@ -98,7 +98,7 @@ def cases_of(model: str) -> dict[str, Golden]:
 
 def load_model(model: str, dtype: torch.dtype = torch.float32) -> Qwen35Model:
     folder = reference_dir(model)
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     return Qwen35Model(config, load_weights(folder, config, dtype))
 
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
-from tasuki.model.config import ModelConfig
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.layers import random_weights
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.qwen3_5.reader import config_of
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
+from tasuki.model.families.qwen3_5.weights import random_weights
 
 
 def dense_raw() -> dict[str, Any]:
@@ -44,9 +45,9 @@ def moe_raw() -> dict[str, Any]:
     return {"model_type": "qwen3_5_moe", "text_config": text, "tie_word_embeddings": False}
 
 
-DENSE = ModelConfig.from_dict(dense_raw())
-MOE = ModelConfig.from_dict(moe_raw())
+DENSE = config_of(dense_raw())
+MOE = config_of(moe_raw())
 
 
-def tiny_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Qwen35Model:
+def tiny_model(config: DeltaNetConfig, dtype: torch.dtype = torch.float32) -> Qwen35Model:
     return Qwen35Model(config, random_weights(config, 3, dtype))

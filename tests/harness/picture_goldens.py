@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchOperators, TorchPlan
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, one_rank
 from tasuki.model.ops.attention.rope import RotaryAngles
 from tasuki.model.ops.row_room import RowRoom
-from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.picture_file import PictureBounds, decode
 from tasuki.model.vision.pixels import PicturePatches, clip_patches, image_patches
@@ -32,8 +33,8 @@ from tasuki.model.vision.prompt_positions import (
 )
 from tasuki.model.vision.tower import VisionTower
 from tasuki.model.vision.weights import load_tower_weights
-from tasuki.model.weights.safetensors_folder import load_weights
 from tests.harness.goldens import BESIDE
+from tests.harness.qwen35 import load_weights
 
 NAMES = ("vision-dense", "vision-dense-d128", "vision-moe")
 needs_goldens = pytest.mark.skipif(
@@ -157,7 +158,7 @@ class ThreeAxisAngles(RotaryAngles):
 class PictureBackend:
     """The PyTorch model backend with three rotary positions for a token."""
 
-    def __init__(self, config: ModelConfig, angles: RotaryAngles) -> None:
+    def __init__(self, config: DeltaNetConfig, angles: RotaryAngles) -> None:
         self._config = config
         self._angles = angles
         self._transfer_id = RowRoom()
@@ -175,7 +176,7 @@ def model_of(
     rows: embeddings of the pictures, in their order. They follow the embedding table, so a
     placeholder's id is its row's.
     """
-    config = ModelConfig.load(model.folder)
+    config = load_config(model.folder)
     weights = load_weights(model.folder, config, torch.float32)
     ids, next_row = list(prompt), config.vocab
     for run in layout.runs:

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tasuki.cli import demo as demo_script
-from tasuki.model.config import ModelConfig
-from tasuki.model.weights.layers import assemble
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.qwen3_5.reader import config_of
+from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.weights.matrix import WHOLE, Part
 from tasuki.model.weights.source import RandomSource
 
@@ -54,7 +55,7 @@ def write_random_model(folder: Path, raw: dict[str, Any] = CONFIG) -> None:
     _write_tokenizer(folder / "tokenizer.json")
 
 
-def write_random_weights(folder: Path, raw: dict[str, Any]) -> ModelConfig:
+def write_random_weights(folder: Path, raw: dict[str, Any]) -> DeltaNetConfig:
     """Write config.json and float32 weights of any shape, without a tokenizer."""
 
     class Recorder(RandomSource):
@@ -71,7 +72,7 @@ def write_random_weights(folder: Path, raw: dict[str, Any]) -> ModelConfig:
             return tensor
 
     recorder = Recorder()
-    config = ModelConfig.from_dict(raw)
+    config = config_of(raw)
     assemble(config, recorder, torch.float32)
     folder.mkdir(exist_ok=True)
     save_file(recorder.tensors, folder / "model.safetensors")

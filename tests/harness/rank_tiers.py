@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from tasuki.engine import messages as m
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
 from tests.harness.engines import Lone, prompt
 from tests.harness.goldens import reference_dir
 from tests.harness.rank_engines import rank_engine
@@ -41,7 +41,7 @@ def long_cases() -> dict[str, tuple[list[int], list[int]]]:
 def asked(engine: Lone, turn: str) -> dict[str, m.HitBreakdown]:
     """Assert the answer to every golden. A prompt evicting the golden follows each answer. Returns
     the breakdown of cached tokens by golden. turn: makes the request ids unique."""
-    vocab = ModelConfig.load(reference_dir(_MODEL)).vocab
+    vocab = load_config(reference_dir(_MODEL)).vocab
     for name, (tokens, greedy) in long_cases().items():
         assert engine.ask(f"{name}-{turn}", tokens, len(greedy)) == greedy, (name, turn)
         length = engine.engine._cache.capacity_tokens(3) - 64

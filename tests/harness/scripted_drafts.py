@@ -15,9 +15,9 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, StepShape
 from tasuki.engine.speculation.drafting import Drafting, DraftSource
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
-from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import run_copies
 from tests.harness.engines import TINY, Lone, prompt, submit
 from tests.harness.goldens import Request, Workspace

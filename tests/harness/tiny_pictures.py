@@ -13,7 +13,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.pictures.sight import Sight
 from tasuki.engine.scheduling.picture_encoder import PictureEncoder
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.vision.config import PictureTokens, VisionConfig
 from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import rotary_axes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.ops.attention.page_rows import fp8_views, holds_fp8, write_rows
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
@@ -34,7 +34,7 @@ class Heads:
     dim: int
     rotary: float = 0.25
 
-    def config(self) -> ModelConfig:
+    def config(self) -> DeltaNetConfig:
         return small_config(
             ["linear_attention", "full_attention", "full_attention"],
             num_attention_heads=self.queries,
@@ -60,7 +60,7 @@ class AttentionCase:
     """A case of attention, at the second of two layers. Unwritten parts of its pages hold NaN.
     dtype: dtype of activations, and of pages of numbers."""
 
-    config: ModelConfig
+    config: DeltaNetConfig
     dtype: torch.dtype
     weights: AttentionWeights
     kv: Tensor

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
@@ -27,7 +27,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"tasuki.model.ops.moe.gemv.{stream}", Stream(8, 128, 2))
 
 
-def layer(routed: Kind, shared: Kind, config: ModelConfig, dtype: torch.dtype) -> MoeWeights:
+def layer(routed: Kind, shared: Kind, config: DeltaNetConfig, dtype: torch.dtype) -> MoeWeights:
     """Return a layer as published, on the CPU."""
     hidden, shape = config.hidden, config.feed_forward
     assert isinstance(shape, MoeShape)
@@ -71,7 +71,7 @@ def naive_shared(x: Tensor, weights: MoeWeights) -> Tensor:
     return gated_shared(x.float(), exact(shared.gate_up), exact(shared.down), gate)
 
 
-def naive(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tensor:
+def naive(x: Tensor, weights: MoeWeights, config: DeltaNetConfig) -> Tensor:
     """Return the layer's result on the CPU in float32."""
     assert isinstance(config.feed_forward, MoeShape)
     x = x.float()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.model.weights.matrix import Matrix
@@ -28,7 +28,7 @@ class Heads:
     value_dim: int
     width: int = 4
 
-    def config(self) -> ModelConfig:
+    def config(self) -> DeltaNetConfig:
         return small_config(
             ["linear_attention", "full_attention"],
             linear_num_key_heads=self.keys,
@@ -43,7 +43,7 @@ class Heads:
 class GdnCase:
     """A case of one layer on one device. Slots not read by a sequence hold NaN."""
 
-    config: ModelConfig
+    config: DeltaNetConfig
     weights: GdnWeights
     conv: Tensor
     ssm: Tensor

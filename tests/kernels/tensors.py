@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.qwen3_5.reader import config_of
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -33,7 +34,7 @@ def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     )
 
 
-def small_config(layers: list[str], **fields: Any) -> ModelConfig:
+def small_config(layers: list[str], **fields: Any) -> DeltaNetConfig:
     """Return a config with the fields read by an operator, and little else."""
     shape = {
         "model_type": "qwen3_5_text",
@@ -49,4 +50,4 @@ def small_config(layers: list[str], **fields: Any) -> ModelConfig:
         "linear_num_value_heads": 1,
         "eos_token_id": 0,
     }
-    return ModelConfig.from_dict(shape | fields)
+    return config_of(shape | fields)

@@ -17,18 +17,18 @@ from tasuki.model.backends.triton_entries import (
     VerifyEntries,
     fold_carry,
 )
-from tasuki.model.config import ModelConfig
-from tasuki.model.forward import Batch, SequenceSlice
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.qwen3_5.reader import config_of, load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
+from tasuki.model.families.qwen3_5.weights import assemble
+from tasuki.model.forward import Batch, FoldRows, SequenceSlice
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces
 from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.ops.draft.carry import carry_normed
-from tasuki.model.ops.gdn.verify.fold import FoldRows
 from tasuki.model.ops.linear.gemv import gemv
 from tasuki.model.ops.norm.reference import rms_norm
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.layers import DraftWeights, assemble
+from tasuki.model.weights.layers import DraftWeights
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.model.weights.source import RandomSource
 from tasuki.pycache.arena import Arena
 from tests.harness import model_shapes
@@ -43,6 +43,7 @@ from tests.harness.goldens import (
     model_cases,
     reference_dir,
 )
+from tests.harness.qwen35 import load_weights
 
 from .tensors import DTYPE_NAMES, close
 
@@ -55,9 +56,9 @@ WIDTH = 96
 CHUNK = 67
 
 
-def small_config() -> ModelConfig:
+def small_config() -> DeltaNetConfig:
     raw = model_shapes.dense_raw() | {"hidden_size": WIDTH, "vocab_size": 40}
-    return replace(ModelConfig.from_dict(raw), draft_layers=1)
+    return replace(config_of(raw), draft_layers=1)
 
 
 def on_device(weights: DraftWeights, device: torch.device) -> DraftWeights:
@@ -92,7 +93,7 @@ def as_stream(x: Tensor, weight: Matrix) -> Tensor:
 class EntriesCase:
     """Sequences over a poisoned arena of each device; the slots' carries are random."""
 
-    config: ModelConfig
+    config: DeltaNetConfig
     embedding: Tensor
     weights: DraftWeights
     batch: Batch
@@ -303,7 +304,7 @@ def test_the_guess_after_a_prompt_is_the_goldens(
     found = golden(name, case_name)
     prompt = found.prompt
     folder = reference_dir(name)
-    config = replace(ModelConfig.load(folder), draft_layers=1)
+    config = replace(load_config(folder), draft_layers=1)
     drafting = Qwen35Model(config, load_weights(folder, config, torch.float32))
     assert drafting.weights.draft is not None
     plain = Request(Workspace(load_model(name)), len(prompt))

@@ -4,10 +4,10 @@ or by the next rows, leave the states of as many single steps, bit by bit."""
 import pytest
 import torch
 
-from tasuki.model.forward import SequenceSlice
+from tasuki.model.forward import FoldRows, SequenceSlice
 from tasuki.model.ops.gdn.decode import gdn_decode
 from tasuki.model.ops.gdn.verify import inputs
-from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns, gdn_fold
+from tasuki.model.ops.gdn.verify.fold import fold_columns, gdn_fold
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, KeptTurns, kept_bytes
 from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tests.harness.covering import every_value

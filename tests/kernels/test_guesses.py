@@ -9,7 +9,11 @@ from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.backends.triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.drafts import DraftStart, draft_tokens
+from tasuki.model.families.qwen3_5.reader import config_of
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
+from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.forward import DecodeBatch, one_rank
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.rope import rotary_cache
@@ -20,8 +24,6 @@ from tasuki.model.ops.draft.take_drafts import take_drafts
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.sample import Draws, sample
-from tasuki.model.qwen3_5 import DraftStart, Qwen35Model, draft_tokens
-from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.source import RandomSource
 from tasuki.pycache.arena import Arena
 from tests.harness import model_shapes
@@ -37,10 +39,10 @@ ROWS = ((1, 3, 0.0), (63, 3, 1.0), (70, 1, 1.0), (20, 2, 0.0), (LIMIT - 2, 3, 1.
 STEPS, VOCAB = 3, 40
 
 
-def small_config() -> ModelConfig:
+def small_config() -> DeltaNetConfig:
     changes = {"hidden_size": 64, "vocab_size": VOCAB, "intermediate_size": 64}
     raw = model_shapes.dense_raw() | changes
-    return replace(ModelConfig.from_dict(raw), draft_layers=1, max_position=LIMIT)
+    return replace(config_of(raw), draft_layers=1, max_position=LIMIT)
 
 
 def model_on(device: torch.device, dtype: torch.dtype) -> Qwen35Model:
@@ -50,7 +52,7 @@ def model_on(device: torch.device, dtype: torch.dtype) -> Qwen35Model:
     return Qwen35Model(config, weights, TorchBackend(config, axes=axes))
 
 
-def filled_arena(config: ModelConfig, pages: list[list[int]]) -> Arena:
+def filled_arena(config: DeltaNetConfig, pages: list[list[int]]) -> Arena:
     """Return a poisoned arena with the draft layer's entries up to each row's position. The first
     entry is much larger than the others, so a read of it shows."""
     arena = Arena(config.cache_layout("float32", "float32", "float32"), 16)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.forward import Phase
 from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.moe.experts import moe
@@ -44,7 +44,7 @@ MIXES = {
 }
 
 
-def shaped(hidden: int, experts: int, chosen: int, inner: int, shared: int) -> ModelConfig:
+def shaped(hidden: int, experts: int, chosen: int, inner: int, shared: int) -> DeltaNetConfig:
     return replace(MOE, hidden=hidden, feed_forward=MoeShape(experts, chosen, inner, shared))
 
 
@@ -53,11 +53,11 @@ WHOLE_GROUPS = shaped(144, 6, 2, 32, 48)
 """A shape with groups of 16 columns, as NVFP4 needs."""
 
 
-def config_of(*kinds: Kind) -> ModelConfig:
+def config_of(*kinds: Kind) -> DeltaNetConfig:
     return WHOLE_GROUPS if NVFP4 in kinds else CONFIG
 
 
-def quantised_naive(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tensor:
+def quantised_naive(x: Tensor, weights: MoeWeights, config: DeltaNetConfig) -> Tensor:
     """Return naive() of a prompt with the inputs of routed FP8 experts quantised, and nothing else.
     The library takes no shared expert of this width. Values between products are bf16, as kernels
     store them, since another last bit may give another code."""
@@ -86,7 +86,7 @@ def quantised_naive(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tens
     },
 )
 def test_float32_of_any_shape_agrees_with_the_twin(
-    tokens: int, config: ModelConfig, device: torch.device
+    tokens: int, config: DeltaNetConfig, device: torch.device
 ) -> None:
     weights = layer(PLAIN, PLAIN, config, torch.float32)
     wide = noise(4, tokens, config.hidden + 8)

@@ -12,13 +12,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import ModelConfigError
+from tasuki.model.drafts import NoDraftLayer
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
+from tasuki.model.families.registry import with_draft_layer
 from tasuki.model.forward import Batch, SequenceSlice
-from tasuki.model.known_models import with_draft_layer
-from tasuki.model.qwen3_5 import NoDraftLayer, Qwen35Model
 from tasuki.model.weights.matrix import WeightsError
-from tasuki.model.weights.safetensors_folder import has_draft_layer, load_weights
+from tasuki.model.weights.safetensors_folder import has_draft_layer
 from tasuki.pycache.layout import LayerKind
 from tests.harness.covering import every_value
 from tests.harness.goldens import (
@@ -30,6 +31,7 @@ from tests.harness.goldens import (
     model_cases,
     reference_dir,
 )
+from tests.harness.qwen35 import load_weights
 
 CASES = model_cases("mtp_last_logits")
 PROMPT = golden("small-dense", "long").prompt
@@ -37,7 +39,7 @@ PROMPT = golden("small-dense", "long").prompt
 
 def drafting_model(name: str) -> Qwen35Model:
     folder = reference_dir(name)
-    config = replace(ModelConfig.load(folder), draft_layers=1)
+    config = replace(load_config(folder), draft_layers=1)
     return Qwen35Model(config, load_weights(folder, config, torch.float32))
 
 
@@ -69,7 +71,7 @@ def naive_guess(hidden: torch.Tensor, following: list[int]) -> torch.Tensor:
     position of its hidden state. hidden [T, width]: final states; following [T]: the token after
     each."""
     folder = reference_dir("small-dense")
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     with safe_open(folder / "model.safetensors", "pt") as file:
         raw = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
     embedding = next(value for name, value in raw.items() if name.endswith("embed_tokens.weight"))
@@ -210,7 +212,7 @@ def test_a_draft_layer_that_lacks_its_first_tensor_is_refused_and_not_left_out(
     tensors = load_file(folder / "model.safetensors")
     del tensors["mtp.fc.weight"]
     save_file(tensors, folder / "model.safetensors")
-    config = with_draft_layer(ModelConfig.load(folder), str(folder), "auto")
+    config = with_draft_layer(load_config(folder), str(folder), "auto")
     assert config.draft_layers == 1
     with pytest.raises(WeightsError, match=r"mtp\.fc\.weight is missing"):
         load_weights(folder, config, torch.float32)
@@ -226,7 +228,7 @@ def test_a_config_that_says_more_than_its_tensors_show_is_refused(
     raw = json.loads((folder / "config.json").read_text())
     raw.get("text_config", raw)[field] = value
     (folder / "config.json").write_text(json.dumps(raw))
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     with pytest.raises(ModelConfigError, match=rf"{field} is .*--draft-layer off"):
         with_draft_layer(config, str(folder), "auto")
     assert not with_draft_layer(config, str(folder), "off").draft_layers

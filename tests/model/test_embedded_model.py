@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of
+from tests.harness.qwen35 import load_weights
 
 FOLDER = embedded_model()
 RECORD: dict[str, Any] = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
@@ -36,7 +36,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model() -> Qwen35Model:
-    config = ModelConfig.load(FOLDER)
+    config = load_config(FOLDER)
     return Qwen35Model(config, load_weights(FOLDER, config, torch.float32))
 
 
@@ -61,7 +61,7 @@ def test_its_shape_is_one_that_gpu_kernels_accept(model: Qwen35Model) -> None:
 
 
 def test_the_config_names_the_tokenizers_special_tokens(tokenizer: Tokenizer) -> None:
-    config = ModelConfig.load(FOLDER)
+    config = load_config(FOLDER)
     ids = tokenizer.added_tokens
     assert set(config.eos_ids) == {ids["<|im_end|>"], ids["<|endoftext|>"]}
     assert set(ids.values()) == set(range(config.vocab - 3, config.vocab))

@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch
-from tasuki.model.known_models import published_or_folder
 from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.attention import reference
 from tasuki.model.ops.attention.page_rows import fp8_views, read_pages, write_rows
 from tasuki.model.ops.row_room import RowRoom
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.fp8_rows import decode_rows, encode_rows
 from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout
@@ -26,6 +24,7 @@ from tasuki.transfer.precision.wire_layout import RowFormat, WireError, WireUnit
 from tasuki.transfer.settings import Precision, WirePrecision
 from tests.harness.goldens import Request, Workspace, final_hidden, golden, load_model, logits_of
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
+from tests.harness.qwen35 import load_weights, published_or_folder
 
 MOST_KL = 0.01
 """Nats a token on a trained model; the same bound as for the published quantisations."""
@@ -134,7 +133,7 @@ def test_all_that_attends_reads_what_was_stored(
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[tuple[Qwen35Model, list[int]]]:
     folder = embedded_model()
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     tokenizer = Tokenizer.load(folder)
     assert tokenizer is not None
     tokens = tokenizer.encode(TEXT * 4)

@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors import safe_open
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
 from tests.harness.goldens import OWN, OWN_MODELS, model_cases, reference_dir
 
 MOST_BYTES = 4 * 2**20
@@ -29,7 +29,7 @@ def test_they_are_dense_and_moe_flat_and_nested_and_one_brings_a_draft_head() ->
     assert any(".experts." in name for name in moe)
     assert all(name.startswith(("model.language_model.", "lm_head.")) for name in moe)
     for model in OWN_MODELS:
-        assert len(set(ModelConfig.load(reference_dir(model)).layer_kinds)) == 2
+        assert len(set(load_config(reference_dir(model)).layer_kinds)) == 2
 
 
 @pytest.mark.parametrize("model", OWN_MODELS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import Batch, SequenceSlice
 from tests.harness.goldens import Request, Workspace
 from tests.harness.model_shapes import DENSE, MOE, tiny_model
@@ -17,7 +17,7 @@ def states(request: Request) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
-def test_mixed_batch_equals_separate_runs(config: ModelConfig) -> None:
+def test_mixed_batch_equals_separate_runs(config: DeltaNetConfig) -> None:
     model = tiny_model(config)
     prompts = [TOKENS[:1], TOKENS[5:8], TOKENS[10:75], TOKENS[80:280], TOKENS[3:4], TOKENS[50:180]]
     rest = ((200, 201), (210, 211), (220, 350), (5, 6), (9, 11), (0, 64))

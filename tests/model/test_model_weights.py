@@ -10,22 +10,22 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
+from tasuki.model.families.qwen3_5.weights import ModelWeights, assemble, random_weights
 from tasuki.model.weights import safetensors_files
-from tasuki.model.weights.layers import ModelWeights, assemble, random_weights
 from tasuki.model.weights.matrix import WHOLE, Part, WeightsError
 from tasuki.model.weights.safetensors_files import SafetensorsFile
 from tasuki.model.weights.safetensors_folder import (
     Checkpoint,
     has_draft_layer,
-    load_weights,
     weight_files,
     weights_digest,
 )
 from tasuki.model.weights.source import PlainSource, RandomSource
 from tests.harness.goldens import Request, Workspace
 from tests.harness.model_shapes import DENSE, MOE
+from tests.harness.qwen35 import load_weights
 
 FILE = "model.safetensors"
 
@@ -51,21 +51,23 @@ class Recorder(PlainSource):
         return tensor
 
 
-def published(config: ModelConfig, prefix: str = "model.", fused: bool = True) -> dict[str, Tensor]:
+def published(
+    config: DeltaNetConfig, prefix: str = "model.", fused: bool = True
+) -> dict[str, Tensor]:
     recorder = Recorder(prefix, fused)
     assemble(config, recorder, torch.float32)
     return recorder.tensors
 
 
-def logits(config: ModelConfig, weights: ModelWeights) -> Tensor:
+def logits(config: DeltaNetConfig, weights: ModelWeights) -> Tensor:
     return Request(Workspace(Qwen35Model(config, weights)), 64).forward([3, 1, 4, 1, 5, 9])
 
 
-def load(folder: Path, config: ModelConfig) -> ModelWeights:
+def load(folder: Path, config: DeltaNetConfig) -> ModelWeights:
     return load_weights(folder, config, torch.float32)
 
 
-def assert_loads_as_random_weights(folder: Path, config: ModelConfig) -> None:
+def assert_loads_as_random_weights(folder: Path, config: DeltaNetConfig) -> None:
     want = logits(config, random_weights(config, 3, torch.float32))
     torch.testing.assert_close(logits(config, load(folder, config)), want, atol=1e-3, rtol=0)
 
@@ -83,7 +85,7 @@ def save_in_shards(tensors: dict[str, Tensor], folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
-def test_both_name_layouts(config: ModelConfig, prefix: str, tmp_path: Path) -> None:
+def test_both_name_layouts(config: DeltaNetConfig, prefix: str, tmp_path: Path) -> None:
     extra = {"model.visual.patch.weight": torch.zeros(2), "mtp.fc.weight": torch.zeros(2)}
     save_file(published(config, prefix) | extra, tmp_path / FILE)
     assert_loads_as_random_weights(tmp_path, config)
@@ -146,7 +148,7 @@ def test_shards(indexed: bool, tmp_path: Path) -> None:
 
 
 def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
-    config = ModelConfig(**{**vars(DENSE), "tied": True})
+    config = DeltaNetConfig(**{**vars(DENSE), "tied": True})
     tensors = published(config)
     assert "lm_head.weight" not in tensors
     save_file(tensors, tmp_path / FILE)

@@ -34,12 +34,7 @@ from tasuki.model.vision.decoding.messages import DecodeBounds, DecodeJob, Decod
 from tasuki.model.vision.decoding.shared_bytes import mapped_content, shared_content, shared_pixels
 from tasuki.model.vision.decoding.worker import DecodeWorker
 from tasuki.model.vision.grid import PictureError
-from tasuki.model.vision.picture_file import (
-    PictureBounds,
-    PictureHeader,
-    read_header,
-    read_pixels,
-)
+from tasuki.model.vision.picture_file import PictureBounds, PictureHeader, read_header, read_pixels
 from tasuki.model.vision.processor import Size
 from tests.harness.decode_stand_ins import OBEYS, obeys
 from tests.harness.picture_files import picture_file, png_chunk, png_of

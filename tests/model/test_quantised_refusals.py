@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import ModelConfigError
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.weights import ModelWeights
 from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
-from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.matrix import WeightsError
-from tasuki.model.weights.safetensors_folder import UnservedKind, check_kernels, load_weights
+from tasuki.model.weights.safetensors_folder import UnservedKind, check_kernels
 from tests.harness.goldens import reference_dir
+from tests.harness.qwen35 import load_weights
 
 FILE = "model.safetensors"
 MLP = "model.language_model.layers.0.mlp."
@@ -62,7 +63,7 @@ def made(originals: Callable[[str], Path], tmp_path: Path) -> Make:
 
 
 def load(folder: Path, device: str = "cpu") -> ModelWeights:
-    return load_weights(folder, ModelConfig.load(folder), torch.float32, device)
+    return load_weights(folder, load_config(folder), torch.float32, device)
 
 
 def put(name: str, tensor: Tensor) -> Change:
@@ -248,7 +249,7 @@ def test_a_draft_layer_that_is_read_is_read_wholly(stray: str, tmp_path: Path) -
     tensors = load_file(made / FILE)
     name = f"mtp.layers.0.mlp.up_proj.{stray}"
     save_file(tensors | {name: torch.ones(1)}, made / FILE)
-    config = ModelConfig.load(made)
+    config = load_config(made)
     assert load(made).formats == "fp8_block+plain"
     with pytest.raises(WeightsError, match=rf"{name} \(F32\) is read by nobody"):
         load_weights(made, replace(config, draft_layers=1), torch.float32)

@@ -15,18 +15,20 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tasuki.cli import main as cli
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
+from tasuki.model.families.qwen3_5.weights import ModelWeights
 from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.quantise.checkpoint import RECIPES, fp8_block, nvfp4_modelopt, quantise_folder
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.layers import ModelWeights, matrices
+from tasuki.model.weights.layers import matrices
 from tasuki.model.weights.matrix import WHOLE, Kind, Matrix, Part, WeightsError
 from tasuki.model.weights.quantised_segments import Fp8
 from tasuki.model.weights.safetensors_files import SafetensorsFile, StoredTensors
-from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
+from tasuki.model.weights.safetensors_folder import Checkpoint, weights_digest
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of, reference_dir
+from tests.harness.qwen35 import load_weights
 
 # Quantised checkpoints dequantised by the formats' definitions, a code at a time, without the
 # tested code: numpy in float32, and decoders written from the bits.
@@ -129,7 +131,7 @@ def quantise(model: str, form: str, folder: Path) -> Path:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> ModelWeights:
-    return load_weights(folder, ModelConfig.load(folder), dtype)
+    return load_weights(folder, load_config(folder), dtype)
 
 
 def in_full(matrix: Matrix) -> Tensor:
@@ -156,7 +158,7 @@ def test_every_format_is_what_its_definition_says(model: str, form: str, tmp_pat
     got, want = load(folder), load(tmp_path / "whole")
     assert (got.formats, want.formats) == (EXPECTED[form], "plain")
     assert_equal_weights(got, want)
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     answers = []
     for weights in (got, want):
         request = Request(Workspace(Qwen35Model(config, weights)), 80)
@@ -416,7 +418,7 @@ def test_a_trained_model_says_nearly_the_same(form: str, most: float, tmp_path: 
     quantise_folder(trained, tmp_path / form, RECIPES[form])
     text = (Path(__file__).parents[2] / "LICENSE").read_text()[:3000]
     tokens = Tokenizer.from_file(str(trained / "tokenizer.json")).encode(text).ids[:500]
-    config = ModelConfig.load(trained)
+    config = load_config(trained)
     likely = []
     for folder in (trained, tmp_path / form):
         model = Qwen35Model(config, load(folder))

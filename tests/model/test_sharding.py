@@ -8,26 +8,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig, MoeShape
-from tasuki.model.known_models import PUBLISHED, published_or_folder
-from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
-from tasuki.model.weights.layers import MoeWeights, assemble, tensors
-from tasuki.model.weights.matrix import WHOLE, BlockCut, Matrix, Part, WeightsError
-from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights
-from tasuki.model.weights.shard import (
-    Cut,
-    ExpertCut,
-    Shard,
-    UnfitSize,
+from tasuki.model.config import DeltaNetConfig, MoeShape
+from tasuki.model.families.qwen3_5.cuts import (
+    Qwen35Cuts,
     cut_of,
     fitting_sizes,
     is_elsewhere,
+    part_of,
 )
+from tasuki.model.families.qwen3_5.published import PUBLISHED
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.weights import assemble
+from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
+from tasuki.model.weights.layers import MoeWeights, tensors
+from tasuki.model.weights.matrix import WHOLE, BlockCut, Matrix, Part, WeightsError
+from tasuki.model.weights.safetensors_folder import Checkpoint
+from tasuki.model.weights.shard import Cut, ExpertCut, Shard, UnfitSize
 from tasuki.model.weights.source import PlainSource, ShardedSource
 from tasuki.pycache.layout import share
 from tests.harness.covering import slow_behind
 from tests.harness.goldens import MODELS, QUANTISED, reference_dir
 from tests.harness.model_shapes import DENSE, MOE, moe_raw
+from tests.harness.qwen35 import load_weights, published_or_folder
 from tests.harness.random_checkpoint import write_random_weights
 
 SIZES = (1, 2, 4, 8)
@@ -51,7 +53,7 @@ class Shapes(PlainSource):
         return torch.empty(shape, dtype=dtype, device="meta")[part]
 
 
-def published(name: str) -> ModelConfig:
+def published(name: str) -> DeltaNetConfig:
     """Return a config with one layer of each kind, and a draft layer."""
     config = published_or_folder(name)
     return replace(config, layer_kinds=config.layer_kinds[2:4], draft_layers=1)
@@ -95,8 +97,8 @@ def test_ranks_have_each_element_of_each_weight_once(
         shards = [Shard(rank, ranks, experts) for rank in range(ranks)]
         # It asks for the rank's own shapes; a cut with another shape is rejected.
         asked = Shapes(fused)
-        own = ShardedSource(asked, config, shards[-1])
-        assemble(shards[-1].part(config), own, torch.float32, "meta")
+        own = ShardedSource(asked, Qwen35Cuts(config), shards[-1])
+        assemble(part_of(config, shards[-1]), own, torch.float32, "meta")
         assert asked.shapes.items() <= whole.shapes.items()
         assert {
             weight for weight in whole.shapes if not is_elsewhere(config, shards[-1], weight)
@@ -135,7 +137,7 @@ def test_heads_stay_with_what_belongs_to_them(name: str, ranks: int) -> None:
         shard = Shard(rank, ranks)
         keys, values = shard.of(config.key_heads), shard.of(config.value_heads)
         queries, kv = shard.of(config.query_heads), shard.of(config.kv_heads)
-        part = shard.part(config)
+        part = part_of(config, shard)
         for local, value in enumerate(values):
             key = value // (config.value_heads // config.key_heads)
             assert keys[local // (part.value_heads // part.key_heads)] == key
@@ -171,31 +173,31 @@ def test_sizes_that_fit(name: str, sizes: list[int], by_expert: list[int] | None
 
 def test_a_refused_size_names_those_that_would_do() -> None:
     with pytest.raises(UnfitSize, match=r"3 ranks: it has 16 query heads; .* one of 1, 2, 4, 8, 1"):
-        Shard(0, 3).part(published_or_folder("9b"))
+        part_of(published_or_folder("9b"), Shard(0, 3))
     with pytest.raises(UnfitSize, match=r"16 ranks: it has 24 query heads; .* one of 1, 2, 4, 8$"):
-        Shard(0, 16).part(published_or_folder("27b"))
+        part_of(published_or_folder("27b"), Shard(0, 16))
     odd = replace(MOE, feed_forward=MoeShape(6, 2, 21, 28))
     with pytest.raises(
         UnfitSize, match=r"columns of an expert; .* 1, or these with --expert-p.*1, 2"
     ):
-        Shard(0, 2).part(odd)
-    assert Shard(1, 2, EXPERT).part(odd).feed_forward == MoeShape(6, 2, 21, 14, range(3, 6))
+        part_of(odd, Shard(0, 2))
+    assert part_of(odd, Shard(1, 2, EXPERT)).feed_forward == MoeShape(6, 2, 21, 14, range(3, 6))
     uneven = replace(DENSE, kv_heads=4, query_heads=12, key_heads=6, value_heads=6)
     uneven = replace(uneven, feed_forward=replace(uneven.feed_forward, intermediate=72))
     with pytest.raises(UnfitSize, match="4 heads of keys and values"):
-        Shard(0, 6).part(uneven)
+        part_of(uneven, Shard(0, 6))
 
 
 def test_a_dense_model_has_no_experts_to_share_out() -> None:
     with pytest.raises(UnfitSize, match="no experts to share out: leave --expert-parallel out"):
-        Shard(0, 2, EXPERT).part(published_or_folder("9b"))
+        part_of(published_or_folder("9b"), Shard(0, 2, EXPERT))
 
 
 def test_a_head_is_cut_between_what_shares_a_scale_or_not_at_all() -> None:
     config = published_or_folder("9b")
     heads = [replace(config, head_block=block) for block in (1, 128)]
-    assert [Shard(1, 4).part(head).head_rows for head in heads] == [range(62080, 124160)] * 2
-    assert [Shard(1, 8).part(head).head_rows for head in heads] == [range(31040, 62080), None]
+    assert [part_of(head, Shard(1, 4)).head_rows for head in heads] == [range(62080, 124160)] * 2
+    assert [part_of(head, Shard(1, 8)).head_rows for head in heads] == [range(31040, 62080), None]
     name = "lm_head.weight"
     assert cut_of(heads[0], Shard(1, 8), name) and cut_of(heads[1], Shard(1, 8), name) is None
 
@@ -239,7 +241,7 @@ SLICED = [
 def test_a_rank_reads_what_the_whole_has_there(name: str, ranks: int, experts: ExpertCut) -> None:
     """Dequantised, bit by bit; a fused projection's parts end to end."""
     folder = reference_dir(name)
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     float32 = torch.float32
 
     class Dequantised(ShardedSource):
@@ -257,7 +259,9 @@ def test_a_rank_reads_what_the_whole_has_there(name: str, ranks: int, experts: E
     with Checkpoint(folder) as files:
         for rank in range(ranks):
             shard = Shard(rank, ranks, experts)
-            want = assemble(shard.part(config), Dequantised(files, config, shard), float32)
+            want = assemble(
+                part_of(config, shard), Dequantised(files, Qwen35Cuts(config), shard), float32
+            )
             got = load_weights(folder, config, float32, shard=shard)
             for left, right in zip(got.layers, want.layers, strict=True):
                 for name in ("in_proj", "out_proj"):
@@ -282,7 +286,7 @@ def test_a_rank_reads_what_the_whole_has_there(name: str, ranks: int, experts: E
 @pytest.mark.parametrize("name", [name for name in QUANTISED if name == "moe-fp8"])
 def test_blocks_are_not_cut_and_the_sizes_that_would_do_are_named(name: str) -> None:
     folder = reference_dir(name)
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     with pytest.raises(BlockCut, match=r"in_proj_qkv.* is for 128.*--tensor-parallel one of 1$"):
         load_weights(folder, config, torch.float32, shard=Shard(0, 2))
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.config_json import ModelConfigError
+from tasuki.model.families.qwen3_5.reader import config_of
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.ops.attention.rope import RotaryAngles, rotary_cache, rotary_cache_bytes
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.safetensors_folder import load_weights
 from tests.harness.goldens import Workspace, final_hidden, logits_of, reference_dir
+from tests.harness.qwen35 import load_weights
 
 FOLDER = reference_dir("small-dense")
 GOLDEN = json.loads((FOLDER / "stretched.json").read_text())
@@ -32,8 +33,8 @@ def raw() -> dict[str, Any]:
     return config
 
 
-def config_of(variant: str, **changes: object) -> ModelConfig:
-    return ModelConfig.from_dict(raw() | GOLDEN["variants"][variant] | changes)
+def variant_config(variant: str, **changes: object) -> DeltaNetConfig:
+    return config_of(raw() | GOLDEN["variants"][variant] | changes)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_angles_equal_transformers(variant: str, arrays: dict[str, NDArray[np.fl
     frequencies, cos, sin = (
         torch.from_numpy(arrays[f"{variant}.{name}"]) for name in ("frequencies", "cos", "sin")
     )
-    angles = RotaryAngles.of(config_of(variant, head_dim=GOLDEN["head_dim"]))
+    angles = RotaryAngles.of(variant_config(variant, head_dim=GOLDEN["head_dim"]))
     torch.testing.assert_close(angles.frequencies, frequencies, rtol=LAST_BITS, atol=0)
     off = POSITIONS[:, None] * frequencies * LAST_BITS + 1e-6
     for ours, theirs in zip(angles.table(POSITIONS), (cos, sin), strict=True):
@@ -56,7 +57,7 @@ def test_angles_equal_transformers(variant: str, arrays: dict[str, NDArray[np.fl
 
 @pytest.mark.parametrize("variant", GOLDEN["variants"])
 def test_logits_equal_transformers(variant: str, arrays: dict[str, NDArray[np.float32]]) -> None:
-    config = config_of(variant)
+    config = variant_config(variant)
     model = Qwen35Model(config, load_weights(FOLDER, config, torch.float32))
     workspace, prompt = Workspace(model), GOLDEN["prompt"]
     pages = workspace.pages(len(prompt))
@@ -77,12 +78,12 @@ def test_no_two_variants_have_the_same_angles(arrays: dict[str, NDArray[np.float
 
 
 def test_a_table_holds_the_angles_of_every_position_in_the_bytes_that_are_counted() -> None:
-    config = config_of("short")
+    config = variant_config("short")
     table = rotary_cache(config, 300, torch.device("cpu"))
     cos, sin = RotaryAngles.of(config).table(torch.arange(300))
     assert torch.equal(table, torch.stack([cos[:, 0], sin[:, 0]], dim=1))
     assert table.untyped_storage().nbytes() == rotary_cache_bytes(config, 300)
-    published = config_of("card", head_dim=256)
+    published = variant_config("card", head_dim=256)
     assert rotary_cache_bytes(published, 2**18) == 2**26
 
 
@@ -113,7 +114,7 @@ def yarn(**changes: object) -> dict[str, Any]:
 def test_the_longest_context_is_the_one_that_is_stated_or_follows_from_the_factor(
     config: dict[str, Any], positions: int
 ) -> None:
-    assert ModelConfig.from_dict(config).max_position == positions
+    assert variant_config(config).max_position == positions
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_the_longest_context_is_the_one_that_is_stated_or_follows_from_the_facto
 )
 def test_what_is_not_computed_is_refused(change: dict[str, Any], field: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
-        ModelConfig.from_dict(raw() | change, source="here")
+        variant_config(raw() | change, source="here")
     assert str(caught.value).startswith(f"here: {field}")
     assert "; " in str(caught.value)
 
@@ -151,9 +152,9 @@ def test_what_is_not_computed_is_refused(change: dict[str, Any], field: str) -> 
 def test_rotary_parameters_beside_the_text_model_s_config_are_refused() -> None:
     text = yarn()
     nested = {"model_type": "qwen3_5", "text_config": text}
-    wanted = ModelConfig.from_dict(nested)
+    wanted = variant_config(nested)
     assert wanted.yarn is not None
     same = nested | {"rope_parameters": text["rope_parameters"]}
-    assert ModelConfig.from_dict(same) == wanted
+    assert variant_config(same) == wanted
     with pytest.raises(ModelConfigError, match=r"rope_scaling is beside text_config"):
-        ModelConfig.from_dict(nested | {"rope_scaling": text["rope_parameters"]})
+        variant_config(nested | {"rope_scaling": text["rope_parameters"]})

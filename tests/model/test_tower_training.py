@@ -12,21 +12,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, NullHooks, RowSpan, SequenceSlice
 from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.norm.reference import rms_norm
-from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.vision.pixels import image_patches
 from tasuki.model.vision.processor import Size as PixelSize
 from tasuki.model.vision.prompt_positions import PictureRun, PromptLayout, rotary_axes
 from tasuki.model.vision.tower import VisionTower
 from tasuki.model.vision.weights import load_tower_weights
-from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.goldens import Request, Workspace
+from tests.harness.qwen35 import load_weights
 from tools.embedded.tower.attempt import answer_logits, mean_loss
 from tools.embedded.tower.dialogue import (
     IGNORED,
@@ -93,7 +93,7 @@ def test_the_tower_takes_at_most_400_kilobytes(folder: Path) -> None:
 def test_the_plain_trunk_computes_the_products_hidden_states_of_a_picture(
     folder: Path, trunk: FrozenTrunk
 ) -> None:
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     vision, rules = picture_shape(folder)
     backend = TorchBackend(config, axes=rotary_axes(vision.rotary_sections, config.rotary_dim // 2))
     weights = load_weights(folder, config, torch.float32)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.config import ModelConfig
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.model.families.qwen3_5.cuts import part_of
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.weights.shard import ExpertCut, Shard
 from tests.harness.goldens import (
     MODELS,
@@ -26,6 +26,7 @@ from tests.harness.goldens import (
     load_model,
     reference_dir,
 )
+from tests.harness.qwen35 import load_weights
 from tests.harness.waiting import HANG_SECONDS
 
 # Ranks as threads of one process: their exchange, and a model for each.
@@ -74,13 +75,13 @@ def rank_models(
 ) -> tuple[ThreadExchange, list[Qwen35Model]]:
     """Return models of a golden, each with its own slices of the files."""
     folder = reference_dir(name)
-    config = replace(ModelConfig.load(folder), draft_layers=draft_layers)
+    config = replace(load_config(folder), draft_layers=draft_layers)
     exchange = ThreadExchange(ranks)
     models = []
     for rank in range(ranks):
         shard = Shard(rank, ranks, experts)
         weights = load_weights(folder, config, dtype, shard=shard)
-        part = shard.part(config)
+        part = part_of(config, shard)
         backend = TorchBackend(part, exchange.sum_of(rank))
         models.append(Qwen35Model(part, weights, backend, exchange.gather_of(rank)))
     return exchange, models

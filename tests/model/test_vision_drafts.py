@@ -12,15 +12,15 @@ from torch import Tensor
 
 from tasuki.engine.pictures.placed import PictureShape, PlacedPictures, placed_pictures
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, RowSpan, SequenceSlice
-from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.vision.pixels import PicturePatches
 from tasuki.model.vision.prompt_positions import rotary_axes
-from tasuki.model.weights.safetensors_folder import load_weights
 from tests.harness.goldens import BESIDE, Request, Workspace
 from tests.harness.picture_goldens import PictureModel, needs_goldens
 from tests.harness.picture_prompts import golden_case, golden_submit
+from tests.harness.qwen35 import load_weights
 
 WITH_DRAFTS = ("vision-dense", "vision-moe")
 
@@ -43,7 +43,7 @@ pytestmark = needs_goldens
 @cache
 def drafting_model(name: str) -> Qwen35Model:
     golden = PictureModel.load(name)
-    config = replace(ModelConfig.load(golden.folder), draft_layers=1)
+    config = replace(load_config(golden.folder), draft_layers=1)
     weights = load_weights(golden.folder, config, torch.float32)
     axes = rotary_axes(golden.config.rotary_sections, config.rotary_dim // 2)
     return Qwen35Model(config, weights, TorchBackend(config, axes=axes))

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.config import MoeShape
+from tasuki.model.families.loading import head_block
+from tasuki.model.families.qwen3_5.cuts import fitting_sizes
+from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.quantise.checkpoint import fp8_block
-from tasuki.model.weights.safetensors_folder import rows_together
-from tasuki.model.weights.shard import ExpertCut, fitting_sizes
+from tasuki.model.weights.shard import ExpertCut
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import BESIDE, MODELS, OWN_MODELS, QUANTISED, reference_dir
 from tests.harness.model_shapes import dense_raw, moe_raw
@@ -29,7 +31,7 @@ SETTINGS = [
     (name, ranks, cut is ExpertCut.BY_EXPERT)
     for name in GOLDENS
     if name not in BLOCKS_CUT
-    for config in [ModelConfig.load(reference_dir(name))]
+    for config in [load_config(reference_dir(name))]
     for cut in ExpertCut
     if cut is ExpertCut.BY_WIDTH or isinstance(config.feed_forward, MoeShape)
     for ranks in fitting_sizes(config, cut)
@@ -82,7 +84,7 @@ def test_a_head_whose_blocks_no_cut_parts_is_whole_on_every_rank(tmp_path: Path)
     tensors = load_file(file)
     coded = fp8_block(tensors.pop("lm_head.weight"))
     save_file(tensors | {f"lm_head.{name}": values for name, values in coded.items()}, file)
-    assert rows_together(tmp_path, model) == 128 and model.vocab % (2 * 128)
+    assert head_block(tmp_path, model) == 128 and model.vocab % (2 * 128)
     prompt = np.random.default_rng(1).integers(3, 160, 100).tolist()
     noisy = SamplingParams(max_new_tokens=12, temperature=1.0, seed=5)
     found = []

@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, SequenceSlice
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.safetensors_folder import load_weights
 from tests.harness.goldens import Request, Workspace, final_hidden, golden, reference_dir
+from tests.harness.qwen35 import load_weights
 from tools.embedded.draft_head import Batch as Texts
 from tools.embedded.draft_head import DraftHead, loss, scores
 from tools.training.checkpoint import DRAFT_HEAD, DRAFT_RECORD, add_draft_head
@@ -22,7 +22,7 @@ TOKENS = golden("small-dense", "long").prompt[:80]
 
 
 def served() -> Qwen35Model:
-    config = replace(ModelConfig.load(FOLDER), draft_layers=1)
+    config = replace(load_config(FOLDER), draft_layers=1)
     return Qwen35Model(config, load_weights(FOLDER, config, torch.float32))
 
 

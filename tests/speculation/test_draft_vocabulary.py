@@ -10,8 +10,8 @@ import torch
 from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.speculation.drafting import MtpDrafter
 from tasuki.model.config_json import ModelConfigError
+from tasuki.model.drafts import FILE, DraftHead, draft_ids
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.qwen3_5 import FILE, DraftHead, draft_ids
 from tasuki.model.weights.matrix import Matrix
 from tests.harness.engines import Lone, engine_config
 from tests.harness.goldens import golden, reference_dir

@@ -10,8 +10,8 @@ import torch
 
 from tasuki.engine import messages as m
 from tasuki.engine.speculation.draft_limit import FixedLimit, StepShape
+from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
-from tasuki.model.qwen3_5 import Qwen35Model
 from tests.harness.draft_cuts import DraftCuts
 from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
 from tests.harness.scripted_drafts import (

@@ -10,12 +10,12 @@ from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.speculation.drafting import DraftSource
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
-from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, kept_bytes
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import submit, tiny_parts
+from tests.harness.qwen35 import published_or_folder
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def test_what_a_grammar_forces_a_gpu_drafts_where_drafts_were_asked_for(
 def test_their_room_is_planned() -> None:
     model = published_or_folder("9b")
 
-    def beside(shape: ModelConfig = model, role: Role = Role.FUSED, **changes: object) -> int:
+    def beside(shape: DeltaNetConfig = model, role: Role = Role.FUSED, **changes: object) -> int:
         config = EngineConfig(arena_mib=4096, max_batch=64, **changes)  # type: ignore[arg-type]
         return MemoryPlan.of(shape, config, 140_000 * MIB, role).beside
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tasuki.engine.runner import cpu_runner
+from tasuki.model.drafts import DraftStart
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
-from tasuki.model.qwen3_5 import DraftStart
 from tests.harness.covering import slow_behind
 from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_engine
 from tests.harness.goldens import reference_dir

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.model.weights.shard import Shard
 from tasuki.pycache.layout import CacheLayout, LayerKind, itemsize, key_heads, rank_layout, share
 from tasuki.transfer.ranks.links import LinkSegments, RankLink, Segment, rank_links
+from tests.harness.qwen35 import published_or_folder
 
 SIZES = (1, 2, 4, 8)
 PAGES = range(8)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS, ArenaKey, CacheLayout, LayerKind, key_heads, share
 from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
@@ -29,6 +29,7 @@ from tasuki.transfer.transports.loopback import (
     no_faults,
 )
 from tests.harness.loopback_pair import Ends, random_ids
+from tests.harness.qwen35 import published_or_folder
 from tests.harness.waiting import HANG_SECONDS
 
 TRANSFER_ID, GENERATION, PAGES, SLABS = 5, 2, 7, 12

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasuki.model.config import DenseShape, ModelConfig
+from tasuki.model.config import DeltaNetConfig, DenseShape
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 
 _UNSEEN = torch.finfo(torch.float32).min
@@ -34,7 +34,7 @@ class DraftHead(nn.Module):
     """The draft layer of a model. state_dict() with `mtp.` before each name gives a checkpoint's
     tensors."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DeltaNetConfig) -> None:
         super().__init__()
         hidden, eps = config.hidden, config.norm_eps
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
@@ -75,7 +75,7 @@ class Norm(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DeltaNetConfig) -> None:
         super().__init__()
         if not isinstance(config.feed_forward, DenseShape):
             raise ValueError("the draft layer of a model with experts is not trained here")
@@ -103,7 +103,7 @@ class _Mlp(nn.Module):
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: DeltaNetConfig) -> None:
         super().__init__()
         self._heads, self._kv_heads, self._dim = (
             config.query_heads,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import Batch, NullHooks, SequenceSlice
 from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -33,7 +33,7 @@ class Trunk:
         self._parts = build_parts(config)
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> DeltaNetConfig:
         return self._parts.model_config
 
     @property

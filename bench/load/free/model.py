@@ -1,17 +1,22 @@
 """A cost-free model: its shape, and the forwards outside a FreeRunner."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
+from tasuki.model.drafts import NoDraftLayer
+from tasuki.model.families.loading import random_weights
+from tasuki.model.families.registry import published
 from tasuki.model.forward import Batch, LayerHooks
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
-from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.layers import random_weights
+from tasuki.model.ops.sampling.slice import Slice
+from tasuki.model.protocol import Model
+from tasuki.model.weights.layers import Weights
 from tasuki.pycache.arena import Arena
+from tasuki.utils.signatures import Notice
 
 from .step_cost import StepCost
 from .tokens import VOCABULARY, NextToken, next_token
@@ -23,8 +28,7 @@ def free_shape(layers: int) -> dict[str, Any]:
     """Return the content of a config.json with the layer kinds of a published model. Its layers are
     as narrow as possible, so KV and state cost nothing. layers: number of layers, a multiple of
     4."""
-    return {
-        "model_type": "qwen3_5_text",
+    return published("0.8b") | {
         "vocab_size": VOCABULARY,
         "hidden_size": 16,
         "intermediate_size": 16,
@@ -45,17 +49,36 @@ def free_shape(layers: int) -> dict[str, Any]:
     }
 
 
-class FreeModel(Qwen35Model):
-    """The cost-free model for early steps of a decode node; FreeRunner does all other forwards."""
+class FreeModel:
+    """The cost-free `Model` for early steps of a decode node; FreeRunner does all other
+    forwards."""
 
     def __init__(
         self, config: ModelConfig, cost: StepCost, answers: NextToken = next_token
     ) -> None:
         """Set up the model. cost: duration of a forward. answers: function returning the next
         tokens, like in FreeRunner."""
-        super().__init__(config, random_weights(config, 1, torch.float32))
+        self.config = config
+        self.weights: Weights = random_weights(config, 1, torch.float32)
+        self.draft_ids: Tensor | None = None
+        self.own_slice: Slice | None = None
         self._cost = cost
         self._answers = answers
+
+    def beside(self) -> tuple[Model, Notice]:
+        return self, lambda: None
+
+    def whole(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def fold(self, batch: Batch, inputs: Mapping[int, Tensor], arena: Arena) -> None:
+        """Do nothing: a cost-free model has no state."""
+
+    def carried(self, arena: Arena) -> Tensor:
+        raise NoDraftLayer("a cost-free model has no draft layer: leave out --speculate mtp")
+
+    def draft_logits(self, hidden: Tensor, batch: Batch, arena: Arena) -> tuple[Tensor, Tensor]:
+        raise NoDraftLayer("a cost-free model has no draft layer: leave out --speculate mtp")
 
     def forward(
         self,
@@ -70,7 +93,7 @@ class FreeModel(Qwen35Model):
         for layer in range(self.config.layers):
             hooks.before_layer(layer)
             hooks.cache_written(layer)
-            hooks.after_layer(layer, nothing, nothing)
+            hooks.after_layer(layer, lambda: nothing)
         last = batch.cu_seqlens[1:] - 1
         position = batch.positions[last] + 1
         self._cost.wait(rows=len(last), prompt_tokens=0)

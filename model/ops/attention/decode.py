@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
@@ -51,7 +51,7 @@ class DecodeWorkspace:
     weights: Tensor
 
     @staticmethod
-    def of(config: ModelConfig, batch: int, device: torch.device) -> "DecodeWorkspace":
+    def of(config: DeltaNetConfig, batch: int, device: torch.device) -> "DecodeWorkspace":
         """Return memory for one program per multiprocessor of the device, shared among the key
         heads. batch: largest number of sequences."""
         processors = 1
@@ -77,7 +77,7 @@ class DecodeWorkspace:
 
     @staticmethod
     def sized(
-        config: ModelConfig, batch: int, device: torch.device, shares: int
+        config: DeltaNetConfig, batch: int, device: torch.device, shares: int
     ) -> "DecodeWorkspace":
         rows, heads = _FP8_PROGRAMS * shares + batch, config.query_heads
         return DecodeWorkspace(
@@ -97,7 +97,7 @@ share a multiprocessor: one converts codes while the other waits for its own."""
 def paged_attention_decode(
     q: Tensor,
     projected: Tensor,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     kv: Tensor,
     page_table: Tensor,
     context_lens: Tensor,

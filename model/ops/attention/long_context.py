@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from .page_rows import holds_fp8
@@ -152,7 +152,7 @@ def block_rows(query_heads: int, processors: int) -> int:
     return _TILE_ROWS * tiles(max((1, 2), key=busy))
 
 
-def warm(config: ModelConfig, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+def warm(config: DeltaNetConfig, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     """Build cuDNN's plans for contexts of up to `tokens` tokens. Call it on the thread of the later
     forwards. A plan takes 30 ms; 262144 tokens and more need about 40 plans."""
     rows = block_rows_of(config, device)
@@ -164,7 +164,7 @@ def warm(config: ModelConfig, tokens: int, dtype: torch.dtype, device: torch.dev
         keys = served_keys(keys - 1)
 
 
-def block_rows_of(config: ModelConfig, device: torch.device) -> int:
+def block_rows_of(config: DeltaNetConfig, device: torch.device) -> int:
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     return block_rows(config.query_heads, processors)
 
@@ -176,7 +176,7 @@ def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return result[0].squeeze(0).transpose(0, 1), result[1].view(q.shape[1:3]).transpose(0, 1)
 
 
-def gathered_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
+def gathered_bytes(config: DeltaNetConfig, tokens: int, dtype: torch.dtype) -> int:
     """Return the largest size in bytes of the gathered keys and values, for contexts of up to
     `tokens` tokens. It is 0 unless dtype has 16 bits."""
     if dtype.itemsize != 2:

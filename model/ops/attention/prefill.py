@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
@@ -36,7 +36,7 @@ _STAGES = 2
 def paged_attention_prefill(
     q: Tensor,
     projected: Tensor,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     kv: Tensor,
     page_table: Tensor,
     tiles: PrefillTiles,

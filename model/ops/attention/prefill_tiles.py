@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 
 from .long_context import ContextBlocks, block_rows_of, cudnn_attention
 from .tile_groups import PlannedTile, TileGroup, on_device, tile_groups
@@ -45,7 +45,7 @@ class PrefillTiles:
     def of(
         lengths: Sequence[int],
         context_lens: Sequence[int],
-        config: ModelConfig,
+        config: DeltaNetConfig,
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.weights.layers import AttentionWeights
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.fp8_rows import largest_bits, row_codes, row_scale
@@ -70,7 +70,7 @@ class TokenPlaces:
 def qk_norm_rope_gate(
     projected: Tensor,
     weights: AttentionWeights,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     rotary: Tensor,
     places: TokenPlaces,
     kv: Tensor,
@@ -90,7 +90,7 @@ def qk_norm_rope_gate(
 def k_norm_rope(
     projected: Tensor,
     weights: AttentionWeights,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     rotary: Tensor,
     places: TokenPlaces,
     kv: Tensor,
@@ -104,7 +104,7 @@ def _launch(
     projected: Tensor,
     q: Tensor | None,
     weights: AttentionWeights,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     rotary: Tensor,
     places: TokenPlaces,
     kv: Tensor,

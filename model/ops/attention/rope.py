@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.config_json import Yarn
 
 
@@ -30,7 +30,7 @@ class RotaryAngles:
     axes: Tensor | None = None
 
     @staticmethod
-    def of(config: ModelConfig) -> "RotaryAngles":
+    def of(config: DeltaNetConfig) -> "RotaryAngles":
         return RotaryAngles.stretched(config.rotary_dim, config.rope_theta, config.yarn)
 
     @staticmethod
@@ -81,7 +81,7 @@ def _mixed_pairs(rotary_dim: int, theta: float, yarn: Yarn) -> tuple[float, floa
     return low, high + 0.001 if low == high else high
 
 
-def rotary_cache(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
+def rotary_cache(config: DeltaNetConfig, positions: int, device: torch.device) -> Tensor:
     """Return the table of rotary angles [positions, 2, rotary_dim / 2] float32: cos, then sin, of
     every position. It is made once at start-up.
 
@@ -92,7 +92,7 @@ def rotary_cache(config: ModelConfig, positions: int, device: torch.device) -> T
     return torch.cat([cos, sin], dim=1)
 
 
-def rotary_cache_bytes(config: ModelConfig, positions: int) -> int:
+def rotary_cache_bytes(config: DeltaNetConfig, positions: int) -> int:
     """Return the size of `rotary_cache` in bytes: 256 per position with 64 rotated elements, 64 MiB
     for 262,144 positions."""
     return positions * config.rotary_dim * 4

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from .long_context import MOST_KEYS
@@ -66,7 +66,7 @@ def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[Til
     )
 
 
-def turned_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
+def turned_bytes(config: DeltaNetConfig, tokens: int, dtype: torch.dtype) -> int:
     """Return the largest size in bytes of the converted pages, for contexts of up to `tokens`
     tokens. It is 0 unless dtype has 16 bits."""
     if dtype.itemsize != 2:

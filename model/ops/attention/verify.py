@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
@@ -42,7 +42,7 @@ _FEWEST_WARPS, _MOST_WARPS = 4, 8
 def paged_attention_verify(
     q: Tensor,
     projected: Tensor,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     kv: Tensor,
     page_table: Tensor,
     context_lens: Tensor,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
@@ -27,7 +27,7 @@ as few warps as for 16-bit types, the compiler would need half a minute."""
 
 
 def gdn_chunk(
-    projected: Tensor, kq: Tensor, weights: GdnWeights, config: ModelConfig, plan: GdnPrefillPlan
+    projected: Tensor, kq: Tensor, weights: GdnWeights, config: DeltaNetConfig, plan: GdnPrefillPlan
 ) -> tuple[Tensor, Tensor]:
     """Return the tensors `mixers` and `gates` for gdn_scan().
 

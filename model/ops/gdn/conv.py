@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .math import silu
@@ -23,7 +23,7 @@ _WARPS = 2
 
 
 def gdn_conv(
-    projected: Tensor, weight: Tensor, config: ModelConfig, conv: Tensor, plan: GdnPrefillPlan
+    projected: Tensor, weight: Tensor, config: DeltaNetConfig, conv: Tensor, plan: GdnPrefillPlan
 ) -> tuple[Tensor, Tensor]:
     """Return two tensors by chunk, kq and v, in projected's dtype, as parts of one allocation.
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .prefill_plan import GdnPrefillPlan
@@ -18,7 +18,7 @@ _WARPS = 4
 
 
 def store_conv_columns(
-    projected: Tensor, config: ModelConfig, conv: Tensor, plan: GdnPrefillPlan
+    projected: Tensor, config: DeltaNetConfig, conv: Tensor, plan: GdnPrefillPlan
 ) -> None:
     """Store the last width - 1 convolution inputs before each stored position of the plan into its
     slot."""

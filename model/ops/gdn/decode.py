@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.instructions import dependent, prefetch, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
@@ -36,7 +36,7 @@ _FEW_ROWS = 32
 def gdn_decode(
     projected: Tensor,
     weights: GdnWeights,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     conv: Tensor,
     ssm: Tensor,
     read_slots: Tensor,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .math import silu
@@ -18,7 +18,7 @@ _WARPS = 4
 
 
 def gdn_norm(
-    projected: Tensor, o: Tensor, norm: Tensor, config: ModelConfig, plan: GdnPrefillPlan
+    projected: Tensor, o: Tensor, norm: Tensor, config: DeltaNetConfig, plan: GdnPrefillPlan
 ) -> Tensor:
     """Return the norm of o times silu(z), [T, value_heads * value_dim] in projected's dtype.
 

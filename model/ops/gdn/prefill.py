@@ -7,7 +7,7 @@ checkpoint costs its bytes, and a shorter chunk. Reference: `TorchOperators.gdn`
 
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.weights.layers import GdnWeights
 
 from .chunk import gdn_chunk
@@ -21,7 +21,7 @@ from .scan import gdn_scan
 def gdn_prefill(
     projected: Tensor,
     weights: GdnWeights,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     conv: Tensor,
     ssm: Tensor,
     plan: GdnPrefillPlan,

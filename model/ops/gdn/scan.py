@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .prefill_plan import CHUNK, GdnPrefillPlan
@@ -25,7 +25,7 @@ def gdn_scan(
     v: Tensor,
     mixers: Tensor,
     gates: Tensor,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     ssm: Tensor,
     plan: GdnPrefillPlan,
 ) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.forward import Phase
 from tasuki.model.ops.linear.fp8_activations import quantised, quantised_swiglu
 from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
@@ -49,7 +49,7 @@ as long as grouped products at 64."""
 def moe(
     x: Tensor,
     weights: MoeWeights,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     rows: Tensor,
     side: torch.cuda.Stream | None = None,
     phase: Phase = Phase.STEP,

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.config import DenseShape, ModelConfig
+from tasuki.model.config import DeltaNetConfig, DenseShape
+from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.vision.prompt_positions import rotary_axes
 from tasuki.pycache.layout import LayerKind
@@ -32,7 +33,7 @@ class FrozenTrunk:
     checkpoint, without `model.`. frequencies, axes [pairs]: of the rotary embedding, and the axis
     of each pair."""
 
-    config: ModelConfig
+    config: DeltaNetConfig
     tensors: Mapping[str, Tensor]
     frequencies: Tensor
     axes: Tensor
@@ -42,7 +43,7 @@ class FrozenTrunk:
         """Load the trunk. Its projections are bfloat16 on a GPU, float32 elsewhere; all else is
         float32. sections: rotary pairs of frames, rows and columns. Raises ModelConfigError,
         OSError."""
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         if not isinstance(config.feed_forward, DenseShape):
             raise ValueError(f"{folder}: has experts; only a dense model is computed here")
         wide = torch.bfloat16 if device.startswith("cuda") else torch.float32

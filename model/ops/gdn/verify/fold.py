@@ -8,14 +8,14 @@ their own. Reference: `TorchOperators.gdn` of the same tokens, `stepped`, storin
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.forward import FoldRows
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .kept_inputs import KeptInputs, KeptTurns
@@ -26,26 +26,9 @@ _CHANNELS = 256
 _CHANNEL_WARPS = 4
 
 
-@dataclass(frozen=True)
-class FoldRows:
-    """Folds (states to store after accepted tokens), one per row, [n] int32 on the device. places:
-    index of each row among the kept inputs. counts: number of accepted tokens, 1 or more.
-    read_slots: slot of the state before the row's tokens. write_slots: slot for the state after the
-    accepted tokens. It is no slot of another row, but may be the row's own read slot."""
-
-    places: Tensor
-    counts: Tensor
-    read_slots: Tensor
-    write_slots: Tensor
-
-    @property
-    def tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.places, self.counts, self.read_slots, self.write_slots
-
-
 def gdn_fold(
     kept: KeptInputs,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     conv: Sequence[Tensor],
     ssm: Sequence[Tensor],
     folds: FoldRows,
@@ -59,7 +42,7 @@ def gdn_fold(
 
 def fold_columns(
     kept: KeptInputs | KeptTurns,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     conv: Sequence[Tensor],
     folds: FoldRows,
     turn: Tensor | None = None,
@@ -89,7 +72,7 @@ def fold_columns(
 
 
 def fold_states(
-    kept: KeptInputs, config: ModelConfig, ssm: Sequence[Tensor], folds: FoldRows
+    kept: KeptInputs, config: DeltaNetConfig, ssm: Sequence[Tensor], folds: FoldRows
 ) -> None:
     """Store only the recurrent states after the accepted tokens, see gdn_fold()."""
     layers, rows = len(ssm), len(folds.counts)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
@@ -18,7 +18,12 @@ _WARPS = 4
 
 
 def gated_rows(
-    projected: Tensor, read: Tensor, norm: Tensor, config: ModelConfig, counts: Tensor, rows: Tensor
+    projected: Tensor,
+    read: Tensor,
+    norm: Tensor,
+    config: DeltaNetConfig,
+    counts: Tensor,
+    rows: Tensor,
 ) -> Tensor:
     """Return the norm of `read` times silu(z), [B * T, value_heads * value_dim] in projected's
     dtype, see `gdn_verify`.

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.instructions import dependent, start_next, wait
 from tasuki.utils.triton.kernel_spec import KernelSpec
@@ -31,7 +31,7 @@ tokens of its row."""
 def verify_inputs(
     projected: Tensor,
     weights: GdnWeights,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     conv: Tensor,
     read_slots: Tensor,
     counts: Tensor,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, float32
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class KeptInputs:
 
     @staticmethod
     def empty(
-        config: ModelConfig,
+        config: DeltaNetConfig,
         layers: int,
         places: int,
         tokens: int,
@@ -79,7 +79,7 @@ class KeptTurns:
 
     @staticmethod
     def empty(
-        config: ModelConfig,
+        config: DeltaNetConfig,
         layers: int,
         places: int,
         tokens: int,
@@ -106,11 +106,11 @@ class KeptTurns:
         return self.raw.shape[3]
 
 
-def scalars_a_token(config: ModelConfig) -> int:
+def scalars_a_token(config: DeltaNetConfig) -> int:
     return 2 * config.key_heads + 2 * config.value_heads
 
 
-def kept_bytes(config: ModelConfig, layers: int, itemsize: int) -> int:
+def kept_bytes(config: DeltaNetConfig, layers: int, itemsize: int) -> int:
     """Return the size in bytes of one token's kept inputs, in all GDN layers. itemsize: bytes of
     one element of the activations."""
     return layers * (2 * config.conv_channels * itemsize + 4 * scalars_a_token(config))

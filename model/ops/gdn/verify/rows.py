@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import DeltaNetConfig
 from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.instructions import dependent, prefetch, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
@@ -53,7 +53,7 @@ class RowFolds:
 def gdn_verify(
     projected: Tensor,
     weights: GdnWeights,
-    config: ModelConfig,
+    config: DeltaNetConfig,
     conv: Tensor,
     ssm: Tensor,
     read_slots: Tensor,

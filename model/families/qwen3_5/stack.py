@@ -1,8 +1,9 @@
-"""Qwen3.5 text models, dense and MoE: the layer stack, and the layer for drafting tokens.
+"""The family's layer stack, and its layer for drafting tokens.
 
 Qwen35Model owns the weights. It knows pages and slots only as ids in a `Batch`, and memory only as
 views of the given arena. A forward is a function of (batch, arena), so one model serves several
-arenas. Calls on one arena come from one thread.
+arenas. Calls on one arena come from one thread. The residual stream is a pair (branch, residual),
+whose sum the next norm forms.
 
 The draft layer is published as `mtp.*`. It stores an entry (a key and a value) for each token.
 Entry j, at position j >= 1, is made from token j and the model's final hidden state of token j - 1.
@@ -10,22 +11,10 @@ So it depends on tokens 0 to j, as the model's own entries do, and can be in a p
 prompts. The hidden state after the last token is carried in the slot. Entry 0 is made from a hidden
 state of zeros: it is written and never attended to. Entries need no attention and no feed-forward.
 So a forward needs only one more product, with the projection's rows for keys and values.
-
-DraftHead: the tokens allowed as drafts, and their rows of the model's head. Tokens are sampled from
-the whole head, so any other token costs only a rejected draft. Tokenizers give the most frequent
-merges the lowest ids. So a draft from the first ids costs a fraction of the head and misses little.
-Special, stop and tool tokens have the last ids and are needed as often.
-
-draft_tokens() drafts the tokens after the last sampled token, one after the other. It writes the
-entries at the drafts' positions; the forwards of those tokens overwrite them. A draft is sampled
-with the temperature and the noise of its position, as the model will sample there. So a likely
-token is a likely draft.
 """
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -41,28 +30,24 @@ from tasuki.model.backends.base import (
     StepOperators,
 )
 from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
-from tasuki.model.forward import Gather, one_rank
-from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.ops.sampling.prompt_scores import HeadOf
-from tasuki.model.ops.sampling.reference import sample
-from tasuki.model.ops.sampling.slice import Slice
-from tasuki.model.weights.layers import (
-    DraftWeights,
-    GdnWeights,
-    LayerWeights,
-    ModelWeights,
-    for_device,
+from tasuki.model.config import DeltaNetConfig
+from tasuki.model.drafts import DraftHead, NoDraftLayer
+from tasuki.model.forward import (
+    Batch,
+    Gather,
+    LayerHooks,
+    NullHooks,
+    RowSpan,
+    one_rank,
+    put_rows,
 )
-from tasuki.model.weights.matrix import Kind, Matrix
+from tasuki.model.ops.sampling.prompt_scores import HeadOf
+from tasuki.model.ops.sampling.slice import Slice
+from tasuki.model.weights.layers import DraftWeights, GdnWeights, LayerWeights
 from tasuki.pycache.arena import Arena
+from tasuki.utils.signatures import Notice
 
-from .config import ModelConfig
-from .config_json import ModelConfigError
-from .forward import Batch, LayerHooks, NullHooks, RowSpan, SequenceSlice, put_rows
-
-
-class NoDraftLayer(Exception):
-    """Error: an arena has a draft layer, but this model has no weights to compute it."""
+from .weights import ModelWeights
 
 
 def of_model(weights: ModelWeights) -> DraftWeights:
@@ -94,80 +79,13 @@ def begin_step(tokens: Tensor, weights: ModelWeights, entries: StepEntries, aren
         entries.write(tokens, None, weights.embedding, draft, arena.kv[-1], arena.carry[0])
 
 
-FILE = "draft_vocab.json"
-FIRST_IDS = 32_768
-
-
-def draft_ids(folder: Path, vocab: int, eos_ids: Collection[int]) -> Tensor | None:
-    """Return the token ids allowed as drafts, ascending, [n] int64; None: the whole vocabulary. The
-    folder's draft_vocab.json lists them. Without the file they are the first 32768 ids, the ids
-    added by the tokenizer, and the end tokens. Raises ModelConfigError."""
-    listed = _listed(folder / FILE, vocab)
-    if listed is None and vocab <= FIRST_IDS:
-        return None
-    if listed is None:
-        beyond = {*_added(folder / "tokenizer.json"), *eos_ids}
-        listed = {*range(FIRST_IDS), *(token for token in beyond if token < vocab)}
-    return None if len(listed) == vocab else torch.tensor(sorted(listed))
-
-
-def _listed(path: Path, vocab: int) -> set[int] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelConfigError(f"{path}: cannot be read ({error}); fix it or remove it") from error
-    whole = isinstance(found, list) and all(type(token) is int for token in found)
-    if not whole or not found or not 0 <= min(found) <= max(found) < vocab:
-        raise ModelConfigError(
-            f"{path}: is no list of token ids from 0 to {vocab - 1}; fix it or remove it"
-        )
-    return set(found)
-
-
-def _added(path: Path) -> set[int]:
-    """Return the token ids added by the tokenizer file; an empty set if it cannot be read."""
-    try:
-        added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
-        return {int(token["id"]) for token in added}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return set()
-
-
-@dataclass(frozen=True)
-class DraftHead:
-    """The tokens allowed as drafts. ids [n] int64: their ids in a vocabulary of `vocab` tokens;
-    head [n, hidden]: their rows of the model's head, a copy."""
-
-    ids: Tensor
-    head: Matrix
-    vocab: int
-
-    @staticmethod
-    def of(head: Matrix, ids: Tensor | None) -> "DraftHead | None":
-        """Return the draft head for the token ids `ids`. head: the model's. None if any token may
-        be a draft, or if the head is quantised (its rows share scales)."""
-        if ids is None or head.kinds != {Kind.PLAIN}:
-            return None
-        rows = head.plain.index_select(0, ids.to(head.plain.device))
-        return DraftHead(ids.to(rows.device), Matrix.of(for_device(rows)), head.shape[0])
-
-    def spread(self, logits: Tensor) -> Tensor:
-        """Return logits [T, vocab] float32 from logits [T, n] of the tokens allowed as drafts. All
-        other tokens get -inf."""
-        found = logits.new_full((len(logits), self.vocab), -torch.inf, dtype=torch.float32)
-        found[:, self.ids] = logits.float()
-        return found
-
-
 class Qwen35Model:
     """A Qwen3.5 model with its weights. REQUIRES: the arena's layout is config.cache_layout(...);
     the page and slot ids of a batch are inside the arena."""
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DeltaNetConfig,
         weights: ModelWeights,
         backend: Backend | None = None,
         gather: Gather = one_rank,
@@ -193,18 +111,32 @@ class Qwen35Model:
         """Run a batch through the model, and write its pages and slots. Return the logits [B,
         vocab] float32 of each sequence's last token. score: called with a function to compute other
         rows' logits; None: no other rows are needed."""
-        operators = self.backend.bind(batch)
-        tokens = self._on_device(batch.token_ids)
-        branch, residual = self.layers(tokens, operators, arena, hooks, batch.pictures)
+        found = self.run(batch, arena, hooks)
         if score is not None:
-            score(lambda rows: self.head(branch[rows], residual[rows], operators))
+            score(found.head)
         last = self._on_device(batch.cu_seqlens[1:] - 1)
         # Compute the logits first, so a caller that needs only a token does not wait for the draft
         # layer.
-        logits = self.head(branch[last], residual[last], operators).float()
+        logits = found.head(last).float()
         if arena.layout.draft_layers:
-            self.keep_entries(tokens, branch, residual, operators, arena, hooks)
+            found.keep_entries(hooks)
         return logits
+
+    def run(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> "Qwen35Forward":
+        """Run a batch through all layers."""
+        operators = self.backend.bind(batch)
+        tokens = self._on_device(batch.token_ids)
+        branch, residual = self.layers(tokens, operators, arena, hooks, batch.pictures)
+        return Qwen35Forward(self, tokens, branch, residual, operators, arena)
+
+    def carried(self, arena: Arena) -> Tensor:
+        """Return the hidden state after the last token of each slot, [slots, hidden]. REQUIRES: the
+        arena has a draft layer."""
+        return arena.carry[0]
+
+    def beside(self) -> "tuple[Qwen35Model, Notice]":
+        """Return a model for forwards in parallel with this one's; see Model."""
+        return self, lambda: None
 
     @torch.inference_mode()
     def draft_logits(self, hidden: Tensor, batch: Batch, arena: Arena) -> tuple[Tensor, Tensor]:
@@ -259,7 +191,7 @@ class Qwen35Model:
         hooks.mixer_inputs(layer, hidden)
         keep_entries(tokens, hidden, self.weights, entries, arena)
         hooks.cache_written(layer)
-        hooks.after_layer(layer, branch, residual)
+        hooks.after_layer(layer, _sum_of(branch, residual))
 
     def step(self, tokens: Tensor, operators: StepOperators, arena: Arena) -> tuple[Tensor, Tensor]:
         """Run a decode step's tokens [B] through layers(), and return the result. Store the draft
@@ -328,7 +260,7 @@ class Qwen35Model:
             branch, residual = operators.feed_forward(
                 branch, residual, weights.mlp_norm, weights.mlp
             )
-            hooks.after_layer(layer, branch, residual)
+            hooks.after_layer(layer, _sum_of(branch, residual))
         assert branch is not None
         return branch, residual
 
@@ -358,51 +290,29 @@ class Qwen35Model:
         return mixed, residual
 
 
+def _sum_of(branch: Tensor, residual: Tensor) -> Callable[[], Tensor]:
+    return lambda: branch + residual
+
+
 @dataclass(frozen=True)
-class DraftStart:
-    """Start of one sequence's drafts. token: the token sampled last, at `position`; hidden
-    [hidden]: the model's final hidden state of the token before it. slot: a slot of its own; count:
-    number of drafts wanted. rope_delta: as in SequenceSlice. REQUIRES: its pages have space
-    for the drafts."""
+class Qwen35Forward:
+    """`ForwardResult` of this family. tokens [T]: the forward's token ids; branch, residual [T,
+    hidden]: the residual stream after the last layer, not yet added."""
 
-    token: int
-    position: int
-    hidden: Tensor
-    pages: Sequence[int]
-    slot: int
-    sampling: SamplingParams
-    count: int
-    rope_delta: int = 0
+    model: Qwen35Model
+    tokens: Tensor
+    branch: Tensor
+    residual: Tensor
+    operators: BatchOperators
+    arena: Arena
 
+    def head(self, rows: Tensor) -> Tensor:
+        return self.model.head(self.branch[rows], self.residual[rows], self.operators)
 
-@torch.inference_mode()
-def draft_tokens(
-    model: Qwen35Model, arena: Arena, starts: Sequence[DraftStart]
-) -> list[tuple[int, ...]]:
-    """Draft tokens with the draft layer, and return each start's drafts in order."""
-    found: list[list[int]] = [[] for _ in starts]
-    hidden = {place: start.hidden for place, start in enumerate(starts)}
-    for step in range(max((start.count for start in starts), default=0)):
-        going = [place for place, start in enumerate(starts) if start.count > step]
-        slices = [
-            SequenceSlice(
-                found[place][-1:] or [starts[place].token],
-                starts[place].position + step,
-                starts[place].pages,
-                starts[place].slot,
-                None,
-                rope_delta=starts[place].rope_delta,
-            )
-            for place in going
-        ]
-        before = torch.stack([hidden[place] for place in going])
-        logits, after = model.draft_logits(before, Batch.pack(slices), arena)
-        drawn = sample(
-            logits,
-            [starts[place].sampling for place in going],
-            [starts[place].position + step + 1 for place in going],
+    def own_head(self) -> Tensor:
+        return self.model.own_head(self.branch, self.residual, self.operators)
+
+    def keep_entries(self, hooks: LayerHooks) -> None:
+        self.model.keep_entries(
+            self.tokens, self.branch, self.residual, self.operators, self.arena, hooks
         )
-        for row, place in enumerate(going):
-            found[place].append(drawn[row].token)
-            hidden[place] = after[row]
-    return [tuple(drafts) for drafts in found]

@@ -1,14 +1,9 @@
 """Published shapes of the Qwen3.5 models by name, for uses without weights: replays, memory plans,
 benchmarks."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from .config import ModelConfig
-from .config_json import ModelConfigError
-from .vision.config import PictureTokens, VisionConfig
-from .weights.safetensors_folder import has_draft_layer
+from tasuki.model.vision.config import PictureTokens, VisionConfig
 
 _COMMON: dict[str, Any] = {
     "head_dim": 256,
@@ -60,7 +55,7 @@ _LARGE_TOWER = (27, 1152, 16, 4304)
 def published_tower(name: str) -> VisionConfig | None:
     """Return the vision tower of a published model, by its size or its huggingface.co name; None
     for another name."""
-    size = _size_of(name)
+    size = size_of(name)
     if size not in PUBLISHED:
         return None
     depth, hidden, heads, intermediate = _TOWERS.get(size, _LARGE_TOWER)
@@ -81,29 +76,5 @@ def published_tower(name: str) -> VisionConfig | None:
     )
 
 
-def _size_of(name: str) -> str:
+def size_of(name: str) -> str:
     return name.lower().removeprefix("qwen/").removeprefix("qwen3.5-")
-
-
-def published_or_folder(name: str) -> ModelConfig:
-    """Return the config of the checkpoint folder with this path. Without such a folder, return that
-    of a published model, by its size or its huggingface.co name. Raises ModelConfigError."""
-    size = _size_of(name)
-    if size in PUBLISHED and not Path(name).is_dir():
-        return ModelConfig.from_dict(dict(PUBLISHED[size]), source=name)
-    if not Path(name).is_dir():
-        known = ", ".join(PUBLISHED)
-        raise ModelConfigError(
-            f"model {name}: no such folder: a plan downloads nothing, and looks up no name in the "
-            f"Hugging Face cache; name a checkpoint's folder, or one of {known}"
-        )
-    return ModelConfig.load(name)
-
-
-def with_draft_layer(model: ModelConfig, name: str, draft_layer: str) -> ModelConfig:
-    """Return the model's config as served with `--draft-layer` set to `draft_layer` (auto or off).
-    It is unchanged for off, and for a folder without a draft layer. name: a published model, or a
-    checkpoint folder. All published models have a draft layer. Raises WeightsError."""
-    if draft_layer == "off" or (Path(name).is_dir() and not has_draft_layer(name)):
-        return model
-    return replace(model, draft_layers=1)
