@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+import torch
 
 from tasuki.model.config_json import ConfigFile, ModelConfigError
+from tasuki.model.costs import ShapesOnly
 from tasuki.model.families.kimi_linear.config import Mixer
-from tasuki.model.families.kimi_linear.costs import prefill_flops
+from tasuki.model.families.kimi_linear.costs import prefill_flops, weight_sizes
 from tasuki.model.families.kimi_linear.cuts import KimiCuts
 from tasuki.model.families.kimi_linear.reader import read_config
 from tasuki.model.weights.matrix import WeightsError
@@ -60,8 +62,11 @@ def test_published_shape() -> None:
     assert config.latent.query_dim == 192
     assert config.conv_channels == 3 * 4096
     assert config.max_position == 1048576
-    # Six FLOPs a pair of parameters and token would be 3 B active parameters.
-    assert 2.8e9 < prefill_flops(config).linear / 2 < 3.6e9
+    # 48 B parameters, 3 B of them active with the embedding's and the head's rows.
+    sizes = weight_sizes(config, torch.bfloat16, ShapesOnly())
+    assert 48e9 < sizes.total / 2 < 50e9
+    assert 3.0e9 < sizes.step_bytes(1) / 2 < 3.2e9
+    assert 2.7e9 < prefill_flops(config).linear / 2 < 2.9e9
 
 
 @pytest.mark.parametrize(

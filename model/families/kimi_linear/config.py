@@ -10,6 +10,11 @@ from enum import Enum
 from tasuki.model.config import ModelConfig
 from tasuki.pycache.layout import CacheLayout
 
+CONV = "conv"
+SSM = "ssm"
+LATENT = "latent"
+"""Names of the parts of a layer's cache: convolution and recurrent states, and rows of latents."""
+
 
 class Mixer(Enum):
     """Kind of a layer's mixer. KDA: the delta rule with a decay per key channel, and a state.

@@ -15,9 +15,7 @@ def prefill_flops(config: KimiConfig) -> PrefillFlops:
     of whole cached rows."""
     kda, latent = (config.mixers.count(kind) for kind in (Mixer.KDA, Mixer.LATENT))
     shape = config.latent
-    products = 2.0 * (
-        kda * _kda(config) + latent * _latent(config) + _feed_forwards(config)
-    )
+    products = 2.0 * (kda * _kda(config) + latent * _latent(config) + _feed_forwards(config))
     delta_rule = 8.0 * kda * config.kda_heads * config.kda_dim**2
     pair = 2.0 * latent * shape.heads * (shape.row + shape.rank)
     return PrefillFlops(products + delta_rule, pair)

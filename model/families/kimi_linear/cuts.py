@@ -59,9 +59,7 @@ class KimiCuts:
     def fitting_sizes(self, experts: ExpertCut) -> list[int]:
         most = min(self.config.kda_heads, self.config.latent.heads)
         return [
-            ranks
-            for ranks in range(1, most + 1)
-            if self._misfit(Shard(0, ranks, experts)) is None
+            ranks for ranks in range(1, most + 1) if self._misfit(Shard(0, ranks, experts)) is None
         ]
 
     def cut(self, shard: Shard, name: str) -> Cut | None:

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.forward import LayerHooks
+from tasuki.pycache.arena import Arena
 
+from .config import CONV, LATENT, SSM, KimiConfig, Mixer
 from .operators import KimiOperators
 from .weights import KdaWeights, KimiLayer, KimiWeights
 
@@ -32,6 +34,16 @@ class LatentPages:
 
 
 LayerViews = KdaStates | LatentPages
+
+
+def views_of(arena: Arena, config: KimiConfig) -> list[LayerViews]:
+    """Return the views of every layer's part of the arena."""
+    return [
+        KdaStates(arena.view(layer, CONV), arena.view(layer, SSM))
+        if mixer is Mixer.KDA
+        else LatentPages(arena.view(layer, LATENT))
+        for layer, mixer in enumerate(config.mixers)
+    ]
 
 
 def run_layers(

@@ -126,13 +126,15 @@ class _Assembler:
         for mixer in kinds:
             layers.append(self._layer(len(layers), mixer))
             progress(len(layers), len(kinds))
-        rows = table.head_rows or range(table.vocab)
+        norm = self._float("norm.weight", config.hidden)
+        # Read it last, in published order, so files are read from the first to the last.
+        rows = config.head_rows
         head = (
-            Matrix.of(embedding[rows.start : rows.stop])
-            if table.tied
-            else self._matrix("lm_head.weight", len(rows), table.hidden)
+            Matrix.of(embedding if rows is None else embedding[rows.start : rows.stop])
+            if config.tied
+            else self._matrix("lm_head.weight", config.own_vocab, config.hidden)
         )
-        return KimiWeights(embedding, tuple(layers), self._float("norm.weight", table.hidden), head)
+        return KimiWeights(embedding, head, tuple(layers), norm)
 
     def _layer(self, layer: int, mixer: Mixer) -> KimiLayer:
         prefix, hidden = f"layers.{layer}", self._hidden
@@ -172,7 +174,9 @@ class _Assembler:
         shape = self._config.latent
         heads, key, value = shape.heads, shape.key_dim, shape.value_dim
         expanded = self._read(f"{prefix}.kv_b_proj.weight", heads * (key + value), shape.rank)
-        keys, values = expanded.view(heads, key + value, shape.rank).split_with_sizes([key, value], dim=1)
+        keys, values = expanded.view(heads, key + value, shape.rank).split_with_sizes(
+            [key, value], dim=1
+        )
         rows = {"q": heads * shape.query_dim, "kv_a": shape.row}
         return LatentWeights(
             in_proj=self._joined(prefix, rows),
