@@ -62,7 +62,7 @@ def tick_cost(rig: Rig, tokens: int) -> TickCost:
     def seconds(hooks: LayerHooks) -> float:
         return once_seconds(lambda: parts.model.forward(batch, parts.arena, hooks), device)
 
-    ticks, none = LayerEvents(parts.steps, len(layout.layer_kinds)), NullHooks()
+    ticks, none = LayerEvents(parts.steps, len(layout.layers)), NullHooks()
     with torch.inference_mode():
         pairs = [(seconds(ticks), seconds(none)) for _ in range(_WARMUPS + _PAIRS)][_WARMUPS:]
     return TickCost(*(median(times) for times in zip(*pairs, strict=True)))

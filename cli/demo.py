@@ -289,6 +289,8 @@ def compare(answers: Sequence[Answer], oracle: Sequence[Answer]) -> Verdict:
 # A small model repeats itself when greedy. The noise depends on (seed, position) only, so both runs
 # must still sample the same tokens.
 SAMPLING: SamplingOptions = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
+_HANDED_OVER = ("--local-prefill-tokens", "32")
+"""Flags of the decode node. The short prompt with a picture is handed over too."""
 _KNOWS_NOTHING = (
     "It knows nothing: its sentences look like English and mean nothing. All else is as it is for "
     "a real model."
@@ -322,11 +324,13 @@ def main(argv: Sequence[str]) -> int:
     fused_flags = [*flags, "--speculate", "off"]
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(
-            play, fused(fused_flags), config.answer_tokens, rows_alone.append, given_up, picture
+            play, fused(fused_flags), config.answer_tokens, rows_alone.append, given_up
         )
         try:
             pair_flags = [*flags, "--speculate", drafter]
-            pair = play(disaggregated(pair_flags), config.answer_tokens, write_line, given_up)
+            daemons = disaggregated(pair_flags, _HANDED_OVER)
+            most = config.answer_tokens
+            pair = play(daemons, most, write_line, given_up, picture)
             usages = [answer.usage for answer in pair]
             write_line(f"\n{hand_overs(usages)}\n{drafts(usages)}")
             write_line("\nThe same session in the one process, which drafts nothing:")

@@ -15,6 +15,7 @@ from typing import Any
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
+from tasuki.engine.messages import PictureOutcome
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.weights import has_tower
 from tasuki.utils.program import PACKAGE
@@ -26,6 +27,11 @@ KNOWS_SHAPES = (
 NO_PILLOW = "A picture needs Pillow: pip install 'tasuki[vision]'. The demo goes on without one."
 QUESTIONS = ("What is in the picture?", "What do you see?")
 """The questions, in the words of the model's training."""
+_OUTCOMES = {
+    PictureOutcome.ENCODED: "encoded here",
+    PictureOutcome.ELSEWHERE: "encoded on the prefill node",
+    PictureOutcome.SKIPPED: "not encoded",
+}
 _FILE = "demo_picture.png"
 _MOST_TOKENS = 40
 
@@ -63,12 +69,14 @@ def show_picture(client: Client, file: bytes, write: Callable[[str], None]) -> l
 
 def picture_row(question: str, answer: Answer) -> str:
     """Return a question's row: the answer, the time to its first token, the prompt's tokens, those
-    covered by the hit, and the bytes handed over."""
+    covered by the hit, what happened to the picture, and the size handed over."""
     usage = answer.usage
     usable = 0 if usage.hit is None else usage.hit.usable_tokens
-    sent = "" if usage.transfer is None else f", {usage.transfer.bytes} bytes handed over"
+    seen = () if usage.pictures is None else usage.pictures.each
+    outcomes = "".join(f", {_OUTCOMES.get(one.outcome, one.outcome)}" for one in seen)
+    sent = "" if usage.transfer is None else f", {usage.transfer.bytes / 2**20:.1f} MiB handed over"
     text = " ".join(answer.text.split())
     return (
         f"  {question:<28} {text:<20} {usage.time_to_first_token * 1000:4.0f} ms, "
-        f"{usable} of {usage.prompt_tokens} tokens from the cache{sent}"
+        f"{usable} of {usage.prompt_tokens} tokens from the cache{outcomes}{sent}"
     )

@@ -253,7 +253,7 @@ class PrefillLink:
                 )
                 for d in answer.refused.differences[: peer_values.MOST_FIELDS]
             )
-            raise ContractMismatch(self.refused)
+            raise ContractMismatch(self.refused, self._contract.flags)
         self.refused = ()
         connection = PrefillConnection(
             *(answer.connected, stub, self._transport, self._settings.write),

@@ -37,8 +37,8 @@ def _counts(holder: PoolCounts | TreeStats, names: Sequence[str]) -> dict[str, i
 def _stored(weights: str, layout: CacheLayout) -> dict[str, str]:
     return {
         "weights": weights,
-        "kv": layout.kv_dtype,
-        "states": layout.ssm_dtype,
+        "kv": layout.page_dtype,
+        "states": layout.state_dtype,
         "draft_layers": str(layout.draft_layers),
     }
 

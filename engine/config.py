@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from typing import ClassVar, Literal, get_args
 
-from tasuki.pycache.layout import FP8_ROWS
+from tasuki.pycache.parts import FP8_ROWS
 from tasuki.routing.node_choice import RouteName
 from tasuki.utils.options import LONGEST_SECONDS, Auto, Headings, MostAsked, option
 from tasuki.utils.system import has_bf16_units

@@ -259,8 +259,8 @@ class Router:
     def __init__(self, config: EngineConfig, layout: CacheLayout, wire: UnitSizes) -> None:
         """wire: byte lengths of the transferred units (page blocks and states)."""
         self._config = config
-        self._layout = layout
-        self._wire = wire
+        self._page_bytes = sum(wire.block_length(region.layer) for region in layout.regions)
+        self._state_bytes = sum(wire.state_length(layer) for layer in range(len(layout.layers)))
         self.costs = CostLearner()
 
     def prefill_place(self, match: Match, encodes: float = 0.0) -> RoutingDecision:
@@ -303,8 +303,8 @@ class Router:
         by_bytes = self.costs.pulled.line()
         if by_bytes is None:
             return None
-        page = len(self._layout.regions) * self._wire.block_bytes
-        return Line(by_bytes.seconds(self._state_bytes()), by_bytes.each * page / PAGE_TOKENS)
+        each = by_bytes.each * self._page_bytes / PAGE_TOKENS
+        return Line(by_bytes.seconds(self._state_bytes), each)
 
     def _rates(self) -> Rates:
         """Return the measured rates for a decision; none of them if the config's route is fixed."""
@@ -317,11 +317,7 @@ class Router:
         `tokens` tokens, and their pages. held: number of first tokens with KV at this node
         already."""
         pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
-        return pages * len(self._layout.regions) * self._wire.block_bytes + self._state_bytes()
-
-    def _state_bytes(self) -> int:
-        states = self._layout.gdn_layers * self._wire.state_layer_bytes
-        return states + self._wire.carry_bytes
+        return pages * self._page_bytes + self._state_bytes
 
 
 def usable_here(match: Match) -> int:

@@ -8,8 +8,9 @@ Immutable, so free to share between threads. Invariant: every size is positive.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import CacheLayout
 
+from .cache_shape import CacheShape, LayerKind
 from .config_json import Yarn
 
 
@@ -122,12 +123,12 @@ class DeltaNetConfig(ModelConfig):
 
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
         drafts = self.draft_layers > 0
-        return CacheLayout(
+        return CacheShape(
             layer_kinds=self.layer_kinds + (LayerKind.DRAFT,) * self.draft_layers,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             kv_dtype=kv_dtype,
-            conv_channels=self.conv_channels,
+            key_heads=self.key_heads,
             conv_columns=self.conv_width - 1,
             conv_dtype=conv_dtype,
             value_heads=self.value_heads,
@@ -136,4 +137,4 @@ class DeltaNetConfig(ModelConfig):
             ssm_dtype=ssm_dtype,
             carry_width=self.hidden if drafts else 0,
             carry_dtype=conv_dtype,
-        )
+        ).layout()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.pycache.layout import MODEL_KINDS
+from .cache_shape import MODEL_KINDS
 
 _MOST = sys.float_info.max
 

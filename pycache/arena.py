@@ -10,18 +10,12 @@ from typing import NamedTuple
 
 import torch
 
-from .layout import ONLY_ARENA, ArenaKey, BlockRegion, CacheLayout, SlotColumn
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "uint8": torch.uint8,
-}
+from .layout import ONLY_ARENA, ArenaKey, BlockRegion, CacheLayout, PlacedPart
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    return _DTYPES[name]
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 class Arena:
@@ -34,14 +28,8 @@ class Arena:
     Not thread-safe for writers. The engine loop writes the pages and slots allocated by it. A
     transport writes those granted to it as a destination. The two sets never overlap.
 
-    All views share the same memory; none is contiguous:
-
-    - kv[i]: [page ids, kv_heads, 2 (key, value), PAGE_TOKENS, head_dim] of the i-th block region.
-      FP8 rows are uint8 [page ids, kv_heads, codes and scales].
-    - conv[i]: [slot ids, channels, columns] of the i-th conv column.
-    - ssm[i]: [slot ids, value_heads, value_dim, key_dim] of the i-th ssm column.
-    - carry[i]: [slot ids, hidden] of the i-th draft layer: the final hidden state of the last
-      token.
+    Views of parts share the same memory; none is contiguous. A view has ids (of pages or slots) as
+    its first dimension, then the part's stored tensor.
     """
 
     def __init__(
@@ -63,10 +51,21 @@ class Arena:
         self.bytes = (
             torch.zeros(size, dtype=torch.uint8, device=device) if memory is None else memory
         )
-        self.kv = [self._block_view(region) for region in layout.regions]
-        self.conv = self._column_views("conv")
-        self.ssm = self._column_views("ssm")
-        self.carry = self._column_views("carry")
+        self._views: dict[str, dict[int, torch.Tensor]] = {}
+        for region in layout.regions:
+            for part in region.parts:
+                self._views.setdefault(part.name, {})[part.layer] = self._block_view(region, part)
+        for part in layout.columns:
+            self._views.setdefault(part.name, {})[part.layer] = self._column_view(part)
+
+    def view(self, layer: int, name: str) -> torch.Tensor:
+        """Return the view of one layer's part: [page or slot ids, *shape of the stored tensor].
+        Raises KeyError if the layer has no such part."""
+        return self._views[name][layer]
+
+    def views(self, name: str) -> list[torch.Tensor]:
+        """Return the views of the parts of this name in all layers, in layer order."""
+        return [*self._views.get(name, {}).values()]
 
     @property
     def address(self) -> int:
@@ -76,35 +75,27 @@ class Arena:
     def size(self) -> int:
         return self.bytes.numel()
 
-    def _block_view(self, region: BlockRegion) -> torch.Tensor:
-        """Return the view of one block region: [page ids, *region.shape]."""
+    def _block_view(self, region: BlockRegion, part: PlacedPart) -> torch.Tensor:
         layout = self.layout
         # Page ids run to slabs * blocks_per_slab; the last regions' offset would run past the end
         # for ids that are no pages: the view stops at the last id whose block is inside the arena.
         ids = self.slabs * layout.blocks_per_slab - region.index * layout.pages_per_slab
         offset = region.index * layout.region_stride
-        return self._view(region.shape, region.dtype, ids, layout.block_bytes, offset)
+        return self._view(part, ids, layout.block_bytes, offset)
 
-    def _column_views(self, name: str) -> list[torch.Tensor]:
-        columns = [column for column in self.layout.columns if column.name == name]
-        return [self._column_view(column) for column in columns]
+    def _column_view(self, part: PlacedPart) -> torch.Tensor:
+        return self._view(part, self.slabs, self.layout.slab_bytes, 0)
 
-    def _column_view(self, column: SlotColumn) -> torch.Tensor:
-        """Return the view of one column of all slots: [slot ids, *column.shape]."""
-        stride = self.layout.slab_bytes
-        return self._view(column.shape, column.dtype, self.slabs, stride, column.offset)
-
-    def _view(
-        self, shape: Sequence[int], dtype: str, ids: int, stride: int, offset: int
-    ) -> torch.Tensor:
-        """Return `ids` dense tensors of `shape` as one view. Their starts are `stride` bytes apart,
-        and the first is at `offset` bytes of the arena."""
-        flat = self.bytes.view(torch_dtype(dtype))
+    def _view(self, part: PlacedPart, ids: int, stride: int, offset: int) -> torch.Tensor:
+        """Return the part's tensors with `ids` ids as one view. Their blocks or slots are `stride`
+        bytes apart, and the first is at `offset` bytes of the arena."""
+        flat, shape = self.bytes.view(torch_dtype(part.dtype)), part.shape
         size = flat.element_size()
         strides = [1]
         for extent in reversed(shape[1:]):
             strides.insert(0, strides[0] * extent)
-        begin = flat.storage_offset() + offset // size
+        strides[0] = part.row_stride // size
+        begin = flat.storage_offset() + (offset + part.offset) // size
         return flat.as_strided((ids, *shape), (stride // size, *strides), begin)
 
 
@@ -155,7 +146,7 @@ def zero_slot(arena: Arena, slot: int) -> None:
 
 
 def copy_page(arena: Arena, source: int, destination: int) -> None:
-    """Copy the KV of one page to another page, in every layer with KV."""
+    """Copy one page to another page, in every layer with pages."""
     _page_words(arena, destination).copy_(_page_words(arena, source))
 
 
@@ -179,7 +170,7 @@ PagePairs = Sequence[tuple[int, int]]
 
 
 def copy_pages_across(source: Arena, target: Arena, pages: PagePairs) -> None:
-    """Copy the KV of these pages in every layer with KV, from one arena to another.
+    """Copy these pages in every layer with pages, from one arena to another.
 
     The first id of each pair is a page of `source`, the second a page of `target`. If both arenas
     are in host memory, the copy is done on return. Otherwise it joins the calling thread's stream.

@@ -13,7 +13,8 @@ from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_d
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.verify import paged_attention_verify
-from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.parts import FP8_ROWS
 
 from .case import Case, Stage, turns_to_overflow
 
@@ -71,7 +72,7 @@ def _decode(stage: Stage, batch: int, context: int) -> Case:
         f"decode attention{_of(stage)}, batch {batch}, {context} tokens",
         [
             partial(paged_attention_decode, q, projected, config, kv, *read)
-            for kv in stage.arena.kv[: turns_to_overflow(pages.bytes)]
+            for kv in stage.arena.views("kv")[: turns_to_overflow(pages.bytes)]
         ],
         bytes=pages.bytes + 3 * q.nbytes,
         share=0.85,
@@ -89,7 +90,7 @@ def _verify(stage: Stage, batch: int, context: int) -> Case:
         f"attention of rows with drafts{_of(stage)}, {batch} of {_TOKENS} tokens, {context} tokens",
         [
             partial(paged_attention_verify, q, projected, config, kv, *read)
-            for kv in stage.arena.kv[: turns_to_overflow(pages.bytes)]
+            for kv in stage.arena.views("kv")[: turns_to_overflow(pages.bytes)]
         ],
         bytes=pages.bytes + 3 * q.nbytes,
     )
@@ -101,7 +102,7 @@ def _prefill(stage: Stage, tokens: int, context: int) -> Case:
     q, projected = _queries(stage, tokens)
     tiles = PrefillTiles.of([tokens], [context], config, torch.bfloat16, stage.device)
     pairs = tokens * context + tokens * (tokens + 1) / 2
-    kv = stage.arena.kv[0]
+    kv = stage.arena.views("kv")[0]
     return Case(
         f"prefill attention{_of(stage)}, {tokens} tokens behind {context}",
         [partial(paged_attention_prefill, q, projected, config, kv, table, tiles)],

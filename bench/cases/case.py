@@ -15,7 +15,7 @@ from tasuki.bench.measure.timing import Work, median_seconds, turn_seconds
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.families.registry import published_or_folder
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import FP8_ROWS
+from tasuki.pycache.parts import FP8_ROWS
 
 # Several times any GPU's L2 cache.
 OVERFLOW_BYTES = 512 * 2**20

@@ -26,9 +26,9 @@ def _chunk(stage: Stage, pages: int, carries_state: bool) -> Case:
     layout, arena = stage.arena.layout, stage.arena
     moved = pages * layout.page_bytes + carries_state * layout.slot_bytes
     words = arena.bytes.view(torch.int64)
-    most = max(layout.block_bytes, layout.state_layer_bytes) // 8
+    most = layout.longest_row // 8
     keys = torch.from_numpy(word_keys(most).view(np.int64)).to(stage.device)
-    layers = len(layout.layer_kinds)
+    layers = len(layout.layers)
     header = ChunkHeader(0, 0, layers, 0, pages, carries_state)
     geometry = chunk_geometry(layout)
     chunks = []

@@ -78,7 +78,7 @@ def _naive_swiglu(gate_up: Tensor) -> Tensor:
 
 
 def _rope(stage: Stage, tokens: int) -> Case:
-    config, layers = stage.model, stage.arena.kv
+    config, layers = stage.model, stage.arena.views("kv")
     q_width, kv_width = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
     rotary = rotary_cache(config, tokens, stage.device)
     ones = torch.ones(config.head_dim, device=stage.device)

@@ -38,17 +38,17 @@ def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates
     rows = stage.rows(batch)
     turns: list[Work] = []
     for turn in range(count):
-        layer = turn % len(arena.ssm)
-        read = slots(stage, batch, turn // len(arena.ssm))
-        write = slots(stage, batch, turn // len(arena.ssm) + 1) if alternates else read
+        layer = turn % len(arena.views("ssm"))
+        read = slots(stage, batch, turn // len(arena.views("ssm")))
+        write = slots(stage, batch, turn // len(arena.views("ssm")) + 1) if alternates else read
         turns.append(
             partial(
                 gdn_decode,
                 projected,
                 weights,
                 config,
-                arena.conv[layer],
-                arena.ssm[layer],
+                arena.views("conv")[layer],
+                arena.views("ssm")[layer],
                 read,
                 write,
                 rows,

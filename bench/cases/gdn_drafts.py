@@ -33,7 +33,9 @@ def cases(stage: Stage) -> Iterator[Case]:
 
 
 def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
-    config, layers = stage.model, len(stage.arena.ssm)
+    config, conv_views = stage.model, stage.arena.views("conv")
+    states = [*zip(conv_views, stage.arena.views("ssm"), strict=True)]
+    layers = len(states)
     state = layers * batch * config.value_heads * config.value_dim * config.key_dim * 4
     conv = layers * batch * config.conv_channels * (config.conv_width - 1) * 2
     width = config.conv_channels + config.value_heads * (config.value_dim + 2)
@@ -52,13 +54,13 @@ def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
     def decode(read: Tensor, write: Tensor) -> list[Tensor]:
         return [
             gdn_decode(projected[:batch], weights, config, *views, read, write, rows)
-            for views in zip(stage.arena.conv, stage.arena.ssm, strict=True)
+            for views in states
         ]
 
     def verify(read: Tensor, write: Tensor) -> list[Tensor]:
         # Fold of the previous step; its states are in `read`.
         columns = FoldRows(places, held, read, write)
-        fold_columns(kept.of(1), config, stage.arena.conv, columns)
+        fold_columns(kept.of(1), config, conv_views, columns)
         folds = RowFolds(held, places, read)
         return [
             gdn_verify(
@@ -73,7 +75,7 @@ def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
                 turn,
                 folds,
             )
-            for layer, views in enumerate(zip(stage.arena.conv, stage.arena.ssm, strict=True))
+            for layer, views in enumerate(states)
         ]
 
     inputs = batch * _TOKENS * kept_bytes(config, layers, projected.element_size())

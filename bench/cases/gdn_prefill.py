@@ -42,11 +42,11 @@ def _prefill(stage: Stage, weights: GdnWeights, count: int, tokens: int, marks: 
     ]
     plan = plan_gdn_prefill([tokens] * count, list(range(count)), saves, stage.device)
     state = 4 * config.value_heads * config.value_dim * config.key_dim
-    dim = config.key_dim
+    dim, states = config.key_dim, (arena.views("conv")[0], arena.views("ssm")[0])
     return Case(
         f"gdn prefill, {count} x {tokens} tokens, {marks} marks each",
         [
-            partial(gdn_prefill, projected, weights, config, arena.conv[0], arena.ssm[0], plan),
+            partial(gdn_prefill, projected, weights, config, *states, plan),
         ],
         bytes=2 * total * (width + values) + count * (marks + 2) * state,
         flops=total * config.value_heads * (6 * dim**2 + 10 * CHUNK * dim),

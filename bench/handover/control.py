@@ -20,7 +20,8 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.handover_service import HandoverService
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.keys import Keys
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.parts import Heads, LayerCache, Part, Whole
 from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.chunks.chunk import FinishedLayers, StepCounter
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
@@ -33,17 +34,16 @@ _LEASE_SECONDS = 2.0
 _OF_A_CONNECTION = {"Heartbeat", "Usable"}
 """Calls of a connection not made for any single transfer."""
 _LAYOUT = CacheLayout(
-    layer_kinds=(LayerKind.GDN, LayerKind.FULL),
-    kv_heads=1,
-    head_dim=8,
-    kv_dtype="float32",
-    conv_channels=24,
-    conv_columns=3,
-    conv_dtype="float32",
-    value_heads=2,
-    value_dim=16,
-    key_dim=16,
-    ssm_dtype="float32",
+    (
+        LayerCache(
+            "state",
+            slot=(
+                Part("window", (24, 3), "float32", Whole()),
+                Part("matrix", (2, 16, 16), "float32", Heads(2)),
+            ),
+        ),
+        LayerCache("pages", page=(Part("kv", (1, 2, 64, 8), "float32", Heads(1)),)),
+    )
 )
 _HIT = m.HitBreakdown(64, 0, 0, {"new": 64}, None)
 
@@ -116,7 +116,7 @@ async def _hand_overs() -> tuple[float, float]:
                 there.sender.plan_forward(
                     grant.transfer_id, FinishedLayers(steps.value, 0, (0,), 1)
                 )
-                for _ in _LAYOUT.layer_kinds:
+                for _ in _LAYOUT.layers:
                     steps.tick()
                 service.deliver(m.PrefillToken(grant.transfer_id, 1, 0.0, 1.0, _HIT))
 

@@ -26,7 +26,8 @@ import torch
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import page_ids
 from tasuki.pycache._cpp_cache import StepCounter, digest_instructions
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.parts import Heads, LayerCache, Part, Whole
 from tasuki.transfer.chunks.chunk import ChunkHeader, Destination, FinishedLayers
 from tasuki.transfer.chunks.descriptors import Segments, chunk_bytes
 from tasuki.transfer.chunks.digest import ChunkDigester
@@ -51,17 +52,17 @@ _PAIRS = 21
 """Number of (transfer, raw put) pairs; odd, so the median pair is a measured one."""
 _SECONDS = 240.0
 LAYOUT = CacheLayout(
-    layer_kinds=(LayerKind.GDN, LayerKind.FULL) * 4,
-    kv_heads=4,
-    head_dim=128,
-    kv_dtype="bfloat16",
-    conv_channels=64,
-    conv_columns=3,
-    conv_dtype="bfloat16",
-    value_heads=4,
-    value_dim=128,
-    key_dim=128,
-    ssm_dtype="float32",
+    (
+        LayerCache(
+            "state",
+            slot=(
+                Part("window", (64, 3), "bfloat16", Whole()),
+                Part("matrix", (4, 128, 128), "float32", Heads(4)),
+            ),
+        ),
+        LayerCache("pages", page=(Part("kv", (4, 2, 64, 128), "bfloat16", Heads(4)),)),
+    )
+    * 4
 )
 
 
@@ -233,7 +234,7 @@ def _hand_over(
     sender.open(transfer_id, 1, "peer", destination, ended.put)
     sender.plan_forward(transfer_id, FinishedLayers(steps.value, 0, local, slot))
     start = time.perf_counter()
-    for _ in LAYOUT.layer_kinds:
+    for _ in LAYOUT.layers:
         steps.tick()
     end = sent_whole(ended)
     seconds = time.perf_counter() - start
@@ -265,7 +266,7 @@ def _ids(generator: np.random.Generator) -> tuple[tuple[int, ...], int]:
 
 
 _REPEATS = 21
-_LAYERS = len(LAYOUT.layer_kinds)
+_LAYERS = len(LAYOUT.layers)
 
 
 def digest_rows() -> Iterator[Row]:

@@ -29,7 +29,8 @@ from tasuki.engine.config import EngineConfig
 from tasuki.model.families.registry import config_of, published
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import StepCounter
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.parts import Heads, LayerCache, Part, Segments
 from tasuki.transfer.chunks.chunk import Destination, FinishedLayers
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
 from tasuki.transfer.reports import SendReport, TransferEnd, TransferSent
@@ -255,17 +256,17 @@ def _sent(outbox: list[m.Outbox], kind: type[Sent]) -> Sent:
 
 
 _LAYOUT = CacheLayout(
-    layer_kinds=(*[LayerKind.GDN] * 3, LayerKind.FULL),
-    kv_heads=4,
-    head_dim=256,
-    kv_dtype="bfloat16",
-    conv_channels=8192,
-    conv_columns=3,
-    conv_dtype="bfloat16",
-    value_heads=32,
-    value_dim=128,
-    key_dim=128,
-    ssm_dtype="float32",
+    (
+        LayerCache(
+            "state",
+            slot=(
+                Part("window", (8192, 3), "bfloat16", Segments(((16, 128), (16, 128), (32, 128)))),
+                Part("matrix", (32, 128, 128), "float32", Heads(32)),
+            ),
+        ),
+    )
+    * 3
+    + (LayerCache("pages", page=(Part("kv", (4, 2, 64, 256), "bfloat16", Heads(4)),)),)
 )
 _TOKENS = 4096
 _PAGES = _TOKENS // 64

@@ -88,7 +88,7 @@ def _free_runner(cost: StepCost, answers: NextToken, parts: EngineParts, hands_o
         # Random bytes, because nothing is ever written here: over zeros, a lost layer chunk would
         # look like an arrived one of zeros.
         np.random.default_rng().random(out=parts.arena.bytes.numpy().view(np.float64))
-        ticks = LayerTicks(parts.steps, len(parts.layout.layer_kinds), timed=cost.base > 0)
+        ticks = LayerTicks(parts.steps, len(parts.layout.layers), timed=cost.base > 0)
     return FreeRunner(parts.arena.slabs, parts.model_config.vocab, cost, ticks, answers)
 
 

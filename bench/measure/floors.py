@@ -15,6 +15,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops, ShapesOnly, WeightSizes
 from tasuki.model.families.registry import family_of
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
+from tasuki.pycache.arena import torch_dtype
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 
 from .timing import median_seconds
@@ -81,7 +82,7 @@ class ModelFloor:
     ) -> "ModelFloor":
         """Build the floors of a model. quantization: format of the weights; their bytes count as
         stored. A prefill's floor uses bf16 products in every format."""
-        dtype: torch.dtype = getattr(torch, layout.conv_dtype)
+        dtype = torch_dtype(layout.columns[0].dtype)
         plain, family = ShapesOnly(), family_of(config)
         source = QuantisedSource(plain, RECIPES[quantization]) if quantization else plain
         sizes = family.weight_sizes(config, dtype, source)
@@ -91,7 +92,8 @@ class ModelFloor:
     def _read_bytes(self) -> float:
         """Return the KV bytes read by a step for one token of context. A draft layer's KV is read
         only for its own guesses, so it is left out."""
-        return self.layout.full_layers * self.layout.block_bytes / PAGE_TOKENS
+        own = len(self.layout.regions) - self.layout.draft_layers
+        return own * self.layout.block_bytes / PAGE_TOKENS
 
     def decode(self, batch: int, context: float) -> float:
         """Return the least seconds of a decode step of `batch` requests with `context` tokens

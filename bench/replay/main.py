@@ -11,7 +11,7 @@ from typing import Any
 
 from tasuki.bench.errors import ReplayError
 from tasuki.model.families.registry import published_names
-from tasuki.pycache.layout import FP8_ROWS
+from tasuki.pycache.parts import FP8_ROWS
 from tasuki.utils.flags import FlagParser
 from tasuki.utils.options import option
 

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from tasuki.model.weights.layers import tensors
 from tasuki.model.weights.matrix import WeightsError
 from tasuki.model.weights.safetensors_files import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint, check_kernels
-from tasuki.pycache.layout import FP8_ROWS
+from tasuki.pycache.parts import FP8_ROWS
 from tasuki.server.auth.callers import Access
 from tasuki.server.bind import BindError, parse_bind
 from tasuki.utils.tls import ClientTls, TlsError
@@ -331,7 +331,7 @@ def model(folder: str) -> Finding:
     except ModelConfigError as error:
         return failure("model", str(error), "give the folder of a checkpoint of a served family")
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
-    small = replace(layout, kv_dtype=FP8_ROWS)
+    small = config.cache_layout(FP8_ROWS, "bfloat16", "float32")
     return ok(
         "model",
         f"{config.layers} layers, {layout.page_bytes // 1024} KiB a page of 64 tokens, "

@@ -336,7 +336,7 @@ def _runner_here(
     return CudaRunner(
         parts.model,
         parts.arena,
-        LayerEvents(parts.steps, len(parts.layout.layer_kinds)) if hands_on else None,
+        LayerEvents(parts.steps, len(parts.layout.layers)) if hands_on else None,
         parts.grammars,
         sizes,
         max_position=parts.model_config.max_position,

@@ -24,7 +24,8 @@ from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
 from tasuki.model.weights.safetensors_files import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import TensorSource
-from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
+from tasuki.pycache.parts import FP8_ROWS
 from tasuki.utils.options import Auto
 
 from .towers import TowerMemory
@@ -120,7 +121,7 @@ class MemoryPlan:
         the config's folder has none. model, share: see weights_of(). Raises WeightsError and
         ModelConfigError if the folder cannot be read."""
         config = config.of_a_gpu().drafting(model.draft_layers, on_gpu=True)
-        layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
+        layout = layout_of(model, config)
         rotary = family_of(model).gpu_sizes(model).rotary()
         weights = weights_of(model, config, quantization, share).total
         tower = TowerMemory.of(config)
@@ -278,6 +279,11 @@ CPU_MAX_BATCH = 64
 _FEWEST_SLABS = 4
 
 
+def layout_of(model: ModelConfig, config: EngineConfig) -> CacheLayout:
+    """Return the layout of the model's cache in the config's dtypes."""
+    return model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
+
+
 def arena_slabs(
     config: EngineConfig,
     model: ModelConfig,
@@ -292,7 +298,7 @@ def arena_slabs(
     share: see weights_of(). Raises EngineConfigError if the arena would be too small for any
     request.
     """
-    layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
+    layout = layout_of(model, config)
     if isinstance(config.arena_mib, Auto) and free is not None:
         return _slabs_that_fit(MemoryPlan.of(model, config, free, role, share=share))
     mib = CPU_ARENA_MIB if isinstance(config.arena_mib, Auto) else config.arena_mib

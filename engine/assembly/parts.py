@@ -55,7 +55,8 @@ from tasuki.model.weights.layers import Weights
 from tasuki.model.weights.safetensors_folder import check_kernels, multiplies_fp8
 from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import FP8_ROWS, CacheLayout
+from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.parts import FP8_ROWS
 from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.chunks.descriptors import UnitSizes
 from tasuki.transfer.data_plane import DataPlane
@@ -66,7 +67,7 @@ from tasuki.transfer.transports.factory import build_transport
 from tasuki.utils.logs import Progress, no_progress, progress_bar
 from tasuki.utils.signatures import Clock
 
-from .memory_plan import arena_slabs
+from .memory_plan import arena_slabs, layout_of
 from .towers import build_sight, build_tower
 
 log = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ def build_parts(
     sight = build_sight(config, role)
     tower = build_tower(config, device)
     contract = partial(_contract, config, model_config, weights, arena.layout, sight)
-    disk = None if host is None else disk_memory(config, arena.layout, contract)
+    disk = None if host is None else disk_memory(config, partial(layout_of, model_config), contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
     return EngineParts(
@@ -315,7 +316,7 @@ def build_arena(
     # The plan counts memory already taken by the context again, so some memory is left to spare.
     free = None if device.type == "cpu" else config.usable_of(*torch.cuda.mem_get_info(device))
     slabs = arena_slabs(config, model, role, free)
-    layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
+    layout = layout_of(model, config)
     try:
         return Arena(layout, slabs, device)
     except RuntimeError as error:

@@ -54,7 +54,7 @@ from tasuki.utils.child_process import Job
 from tasuki.utils.logs import Progress, no_progress
 
 from .engines import build_runner, runner_sizes
-from .memory_plan import arena_slabs
+from .memory_plan import arena_slabs, layout_of
 from .parts import (
     EngineParts,
     asked_model,
@@ -270,10 +270,7 @@ class RankInMemory:
 
     @property
     def _layout(self) -> CacheLayout:
-        settings = self._settings
-        return self._part.cache_layout(
-            settings.stored_kv, settings.compute_dtype, settings.ssm_dtype
-        )
+        return layout_of(self._part, self._settings)
 
     def host_arenas(self, slabs: int) -> HostArenas | None:
         """Make the shared memory of all ranks' arenas, on the leader, before the followers join.
@@ -301,10 +298,7 @@ class RankInMemory:
         return SharedArenas(self._region, self._spans(slabs), agreed)
 
     def _spans(self, slabs: int) -> RankSpans:
-        settings = self._settings
-        layout = self.config.cache_layout(
-            settings.stored_kv, settings.compute_dtype, settings.ssm_dtype
-        )
+        layout = layout_of(self.config, self._settings)
         return RankSpans(layout, self._shard.ranks, slabs)
 
     def meet(self, join: Join, report: Report) -> EngineParts:
@@ -322,7 +316,9 @@ class RankInMemory:
         if join.host_slabs:
             below = ArenaKey(Place.HOST, rank=shard.rank, ranks=shard.ranks)
             host = arena_below(layout, join.host_slabs, settings.device, below)
-            disk = disk_memory(settings, layout, partial(self._contract, join.weights))
+            disk = disk_memory(
+                settings, partial(layout_of, self._part), partial(self._contract, join.weights)
+            )
         arena = Arena(layout, slabs, self._device, key=key, memory=self._memory)
         if self._hands_over and exchange is not None:
             from tasuki.engine.parallel.peer_collectives import exchanged_arenas

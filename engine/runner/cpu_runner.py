@@ -171,15 +171,15 @@ class CpuRunner:
         self._model = model
         self._arena = arena
         self._steps = steps
-        self._hooks = LayerTicks(steps, len(arena.layout.layer_kinds))
+        self._hooks = LayerTicks(steps, len(arena.layout.layers))
         self._sequences = SequenceStates(arena.slabs)
         self._adjustments = kept_adjustments(together)(model.config, grammars)
         self._together = together
         self._find_rows = None if pictures is None else pictures.rows
         self._sampled: dict[int, list[int]] = {}
         self._held = HeldInputs()
-        kinds = enumerate(arena.layout.layer_kinds)
-        self._with_state = frozenset(layer for layer, kind in kinds if kind.keeps_state)
+        caches = enumerate(arena.layout.layers)
+        self._with_state = frozenset(layer for layer, cache in caches if cache.slot)
         self._ended_at = time.perf_counter()
 
     @property

@@ -47,7 +47,7 @@ from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowsGon
 from tasuki.engine.pictures.rows import Rows, RowsHere, Underway
 from tasuki.engine.pictures.seen_picture import StageSeconds
 from tasuki.engine.pictures.tower_pace import EncodePart, pace_of
-from tasuki.engine.request import Prefilling, Request
+from tasuki.engine.request import Active, Prefilling, Request
 from tasuki.engine.runner.base import DeviceLost
 from tasuki.model.vision.costs import EncodeFlops
 from tasuki.model.vision.pixels import PicturePatches
@@ -64,6 +64,9 @@ _SHARE_OF_STEP = 0.22
 """Most seconds of blocks between two steps, as a share of a step of answers."""
 _ALONE = 0.1
 """Seconds of blocks at a time without answers. A message waits as long."""
+_LEAST_TEXT = 256
+"""Tokens of text before a missing picture from which on they are a chunk of their own. A forward of
+fewer tokens takes the time of reading the weights."""
 _MOST_IN_FLIGHT = 2
 """Largest number of parts launched and not ended."""
 
@@ -264,9 +267,11 @@ class PictureEncoder:
     def ready_until(self, request: Request, start: int) -> int:
         """Return the end of the tokens from `start` on with stored rows. It is the request's
         length, or the start of the first picture without rows. Pin the pictures before it, and wish
-        for it. REQUIRES: the request is Active and has pictures."""
-        pictures = request.pictures
-        assert pictures is not None
+        for it. A short text at the prompt's begin waits for its rows too. REQUIRES: the request is
+        Active and has pictures."""
+        pictures, state = request.pictures, request.state
+        assert pictures is not None and isinstance(state, Active)
+        begins = start == state.allocation.cached_tokens
         held = self._held.get(request)
         if held is None:
             held = self._held[request] = {}
@@ -286,7 +291,9 @@ class PictureEncoder:
                 wish.waiting.setdefault(request, _Waiting(index, self._clock()))
                 wish.later.discard(request)
                 self._wish_later(request, pictures.pictures[index + 1 :])
-                return max(start, run.start)
+                # A request with pins goes on, so that others get their memory.
+                waits = not held and begins and run.start - start < _LEAST_TEXT
+                return start if waits else max(start, run.start)
             self.counts.kept += 1
             self._tally.kept(request, index)
             held[index] = number

@@ -182,11 +182,10 @@ def layer_segments(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Seg
     for first in range(0, len(job.pages), at_once):
         end = min(first + at_once, len(job.pages))
         parts.append(_Part(first, end, page_runs(layout, job.pages[first:end])))
-    layers = len(layout.layer_kinds)
+    layers = len(layout.layers)
     states, pages = _states(layout, job), _pages(layout, parts)
     # A state's segment completes at most the layers before the first one with pages to come.
-    paged = (layer for layer, kind in enumerate(layout.layer_kinds) if kind.keeps_pages)
-    first_pages = next(paged, layers) if parts else layers
+    first_pages = layout.regions[0].layer if parts else layers
     held: Segment | None = None
     for segment in chain(states, pages):
         if held is not None:
@@ -200,8 +199,8 @@ def layer_segments(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Seg
 def _states(layout: CacheLayout, job: CopyJob) -> Iterator[Segment]:
     """Yield the slot's segments, one per layer with a state. Their `layers` is provisional: the
     index of the segment's own layer."""
-    for layer, kind in enumerate(layout.layer_kinds):
-        if kind.keeps_state and job.slot is not None:
+    for layer, cache in enumerate(layout.layers):
+        if cache.slot and job.slot is not None:
             span = layout.state_span(layer, 0)
             yield Segment(layer, slot_moves(layout, job.slot, span.offset, span.length))
 
@@ -209,12 +208,10 @@ def _states(layout: CacheLayout, job: CopyJob) -> Iterator[Segment]:
 def _pages(layout: CacheLayout, parts: list[_Part]) -> Iterator[Segment]:
     """Yield the segments of the pages, with a provisional `layers`: the index of the segment's own
     layer."""
-    for layer, kind in enumerate(layout.layer_kinds):
-        if kind.keeps_pages:
-            region = layout.regions[layout.kind_index(layer)]
-            for part in parts:
-                moves = region_moves(layout, region, part.runs)
-                yield Segment(layer, moves, region.index, (part.first, part.end))
+    for region in layout.regions:
+        for part in parts:
+            moves = region_moves(layout, region, part.runs)
+            yield Segment(region.layer, moves, region.index, (part.first, part.end))
 
 
 def page_runs(layout: CacheLayout, pages: PagePairs) -> Runs:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import DecodeBatch, FoldRows, Reduce, VerifyBatch
 from tasuki.model.ops.attention.decode import DecodeWorkspace
@@ -20,7 +21,6 @@ from tasuki.model.ops.gdn.verify.fold import fold_columns
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptTurns
 from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights
-from tasuki.pycache.layout import LayerKind
 
 from .triton_decode import DecodeScratch, TritonDecode, rope_of
 from .triton_entries import VerifyEntries

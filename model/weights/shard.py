@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import ModelConfigError
-from tasuki.pycache.layout import share
+from tasuki.pycache.parts import share
 
 from .matrix import Part, WeightsError
 

@@ -20,24 +20,21 @@ from tasuki.engine.tiers.tier import LowerTier, TierPrices
 from tasuki.engine.tiers.tier_copiers import disk_copier
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.arena import Arena, run_copies
-from tasuki.pycache.layout import PAGE_TOKENS, ArenaKey, CacheLayout, LayerKind, Place
+from tasuki.pycache.layout import PAGE_TOKENS, ArenaKey, CacheLayout, Place
+from tasuki.pycache.parts import Heads, LayerCache, Part, Whole
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tests.harness.tiers import Fault, FaultyCopies, FaultyDisk
 from tests.harness.waiting import ManualClock
 
-LAYOUT = CacheLayout(
-    (LayerKind.GDN, LayerKind.FULL, LayerKind.FULL),
-    1,
-    2,
-    "float32",
-    8,
-    4,
-    "float32",
-    2,
-    16,
-    8,
-    "float32",
+_PAGES = LayerCache("pages", page=(Part("kv", (1, 2, 64, 2), "float32", Heads(1)),))
+_STATE = LayerCache(
+    "state",
+    slot=(
+        Part("window", (8, 4), "float32", Whole()),
+        Part("matrix", (2, 16, 8), "float32", Heads(2)),
+    ),
 )
+LAYOUT = CacheLayout((_STATE, _PAGES, _PAGES))
 Tokens = NDArray[np.int32]
 _ABORTED, _LATE = 150, 400
 """One load in _ABORTED is aborted, and one in _LATE is late."""

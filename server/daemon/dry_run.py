@@ -114,7 +114,7 @@ def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
             "a slab",
             f"{_mib(layout.slab_bytes)}  one state slot of {layout.slot_bytes / MIB:.1f} MiB, or "
             f"{layout.pages_per_slab} pages of {layout.page_bytes / MIB:.2f} MiB, with keys and "
-            f"values in {layout.kv_dtype}",
+            f"values in {layout.page_dtype}",
         ),
     ]
     lines = [f"{name:<30}{value}" for name, value in rows]

@@ -291,7 +291,7 @@ def test_a_pair_has_one_set_of_weights_and_the_same_answers() -> None:
         rig.run_until_tokens([answer], 1)
     pair.decode(([answers[0]], [answers[1]]), 9, 1)
     counts = [len(answer.tokens) for answer in answers]
-    assert min(counts) == max(counts) >= 2 * (8 + 3) and kept.arena.carry[0].any()
+    assert min(counts) == max(counts) >= 2 * (8 + 3) and kept.arena.views("carry")[0].any()
     assert answers[0].tokens == answers[1].tokens
 
 

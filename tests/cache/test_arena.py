@@ -13,7 +13,8 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Choice
 from tasuki.engine.routing import Router
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import ArenaKey, CacheLayout, Place, Span, itemsize
+from tasuki.pycache.layout import ArenaKey, CacheLayout, Place, Span
+from tasuki.pycache.parts import itemsize
 from tasuki.transfer.protocol.contract import Contract
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 from tests.harness.model_shapes import MOE
@@ -36,27 +37,22 @@ def test_every_layers_view_shows_the_bytes_that_its_layout_names_and_ends_in_the
     layout: CacheLayout,
 ) -> None:
     arena = Arena(layout, SLABS)
-    for region, view in zip(layout.regions, arena.kv, strict=True):
-        assert view.shape[1:] == region.shape
+    for region, view in zip(layout.regions, arena.views("kv"), strict=True):
+        (part,) = region.parts
+        assert view.shape[1:] == part.shape
         pages = [page for page in range(len(view)) if layout.valid_page(page, SLABS)]
         assert len(pages) == SLABS * layout.pages_per_slab
         for page in pages:
             shown(arena, view[page], *span(layout.page_span(region.layer, page)))
-    gdn = [layer for layer, kind in enumerate(layout.layer_kinds) if kind is GDN]
-    for layer, conv, ssm in zip(gdn, arena.conv, arena.ssm, strict=True):
+    for column in layout.columns:
+        view = arena.view(column.layer, column.name)
+        assert view.shape == (SLABS, *column.shape)
         for slot in range(SLABS):
-            offset, length = span(layout.state_span(layer, slot))
-            # Conv state comes first, padded to the begin of the recurrent state.
-            middle = offset + layout.conv_bytes
-            shown(arena, conv[slot], offset, layout.conv_bytes)
-            shown(arena, ssm[slot], middle, offset + length - middle)
-    for slot in range(SLABS):
-        for view in arena.carry:
-            drafts = len(layout.layer_kinds) - 1
-            shown(arena, view[slot], *span(layout.state_span(drafts, slot)))
-    for name, views in (("conv", arena.conv), ("ssm", arena.ssm), ("carry", arena.carry)):
-        shapes = [column.shape for column in layout.columns if column.name == name]
-        assert [view.shape[1:] for view in views] == shapes
+            offset, length = span(layout.state_span(column.layer, slot))
+            begin = slot * layout.slab_bytes + column.offset
+            assert offset <= begin and begin + column.length <= offset + length
+            shown(arena, view[slot], begin, column.length)
+    assert {column.name for column in layout.columns} <= {"conv", "ssm", "carry"}
 
 
 def span(named: object) -> tuple[int, int]:
@@ -77,7 +73,7 @@ def test_what_a_side_lacks_is_weighed_in_bytes_of_every_layer(
 ) -> None:
     layout = small_layout((FULL, GDN, FULL, GDN, GDN))
     router = Router(EngineConfig(model=""), layout, layout)
-    states = 3 * layout.state_layer_bytes
+    states = layout.slot_bytes
     assert router.state_bytes(held, tokens) == pages * 2 * layout.block_bytes + states
 
 
@@ -90,7 +86,7 @@ def test_a_pull_takes_by_its_tokens_what_was_measured_by_its_bytes() -> None:
     line = router.pull_seconds()
     assert line is not None
     assert line.each == pytest.approx(1e-6 * 2 * layout.block_bytes / 64)
-    assert line.fixed == pytest.approx(0.5 + 1e-6 * 3 * layout.state_layer_bytes)
+    assert line.fixed == pytest.approx(0.5 + 1e-6 * layout.slot_bytes)
 
 
 def test_a_pull_is_of_what_is_lacking_and_long_enough() -> None:
@@ -103,9 +99,9 @@ def test_a_pull_is_of_what_is_lacking_and_long_enough() -> None:
 
 @each_layout
 def test_regions_are_the_blocks_of_a_page_and_columns_fill_a_slot(layout: CacheLayout) -> None:
-    kinds = layout.layer_kinds
+    caches = layout.layers
     assert [region.layer for region in layout.regions] == [
-        layer for layer, kind in enumerate(kinds) if kind.keeps_pages
+        layer for layer, cache in enumerate(caches) if cache.page
     ]
     assert [region.index for region in layout.regions] == list(range(len(layout.regions)))
     for page in (0, layout.blocks_per_slab + layout.pages_per_slab - 1):
@@ -119,26 +115,25 @@ def test_regions_are_the_blocks_of_a_page_and_columns_fill_a_slot(layout: CacheL
     assert ends[-1] == layout.slot_bytes <= layout.slab_bytes
     for slot in (0, 7):
         offset = slot * layout.slab_bytes
-        for layer, kind in enumerate(kinds):
-            if kind is GDN:
+        for layer, cache in enumerate(caches):
+            if cache.slot:
                 span = layout.state_span(layer, slot)
-                assert (span.offset, span.length) == (offset, layout.state_layer_bytes)
+                length = sum(-(-part.length // ALIGNED) * ALIGNED for part in cache.slot)
+                assert (span.offset, span.length) == (offset, length)
                 offset += span.length
-        for layer in range(len(kinds) - layout.draft_layers, len(kinds)):
-            span = layout.state_span(layer, slot)
-            assert (span.offset, span.length) == (offset, layout.carry_bytes)
-            assert layout.kind_index(layer) == len(layout.regions) - 1
+        assert offset == slot * layout.slab_bytes + layout.slot_bytes
 
 
 def test_a_draft_layer_takes_a_block_a_page_and_a_column_of_the_last_token() -> None:
     without = small_layout((GDN, FULL) * 4)
     layout = small_layout((GDN, FULL) * 4 + (DRAFT,))
-    assert (layout.full_layers, layout.draft_layers, len(layout.regions)) == (4, 1, 5)
+    assert (layout.draft_layers, len(without.regions), len(layout.regions)) == (1, 4, 5)
     assert layout.page_bytes == without.page_bytes + layout.block_bytes
     # 20 numbers of 4 bytes, padded to a multiple of 64.
-    assert layout.carry_bytes == 128 == layout.slot_bytes - without.slot_bytes
-    assert without.carry_bytes == without.draft_layers == 0 and not Arena(without, 1).carry
-    (carry,) = Arena(layout, SLABS).carry
+    assert layout.draft_state_bytes == 128 == layout.slot_bytes - without.slot_bytes
+    assert without.draft_state_bytes == without.draft_layers == 0
+    assert not Arena(without, 1).views("carry")
+    (carry,) = Arena(layout, SLABS).views("carry")
     assert carry.shape == (SLABS, 20)
 
 
@@ -185,18 +180,20 @@ def test_an_arena_is_named_by_its_place_and_rank() -> None:
 def test_bytes_are_what_the_shapes_come_to_by_hand() -> None:
     """GDN, GDN, GDN, FULL twice; float32 everywhere."""
     layout = small_layout()
-    assert layout.kv_shape == (1, 2, 64, 8)
+    assert layout.regions[0].cache.page[0].shape == (1, 2, 64, 8)
     assert layout.block_bytes == 2 * 64 * 1 * 8 * 4 == 4096
     # The conv state's 24 * 3 * 4 bytes are padded to a multiple of 64.
-    assert layout.conv_bytes == 320
-    assert layout.state_layer_bytes == 320 + 2 * 16 * 16 * 4 == 2368
+    assert layout.columns[0].length == 320
+    assert layout.state_length(0) == 320 + 2 * 16 * 16 * 4 == 2368
     assert layout.slot_bytes == 6 * 2368
     # The blocks of a slot: 14208 / 4096. Two blocks are a page.
     assert (layout.blocks_per_slab, layout.pages_per_slab) == (4, 2)
     assert (layout.slab_bytes, layout.page_bytes) == (4 * 4096, 2 * 4096)
     assert layout.region_stride == 2 * 4096
-    assert (layout.full_layers, layout.gdn_layers) == (2, 6)
-    assert [layout.kind_index(layer) for layer in range(8)] == [0, 1, 2, 0, 3, 4, 5, 1]
+    assert (len(layout.regions), len(layout.states)) == (2, 6)
+    assert [layout.state_length(layer) > 0 for layer in range(8)] == [True] * 3 + [False] + (
+        [True] * 3 + [False]
+    )
     assert layout.page_span(7, 5) == Span(2 * 4096 + 5 * 4096, 4096)
     assert layout.state_span(1, 3) == Span(2368 + 3 * 4 * 4096, 2368)
     assert [itemsize(name) for name in ("float32", "bfloat16", "float16")] == [4, 2, 2]
@@ -205,7 +202,7 @@ def test_bytes_are_what_the_shapes_come_to_by_hand() -> None:
     # Without states a slab is a page.
     bare = small_layout((FULL, FULL, FULL))
     assert (bare.blocks_per_slab, bare.pages_per_slab, bare.slot_bytes) == (3, 1, 0)
-    assert (bare.conv_bytes, bare.state_layer_bytes) == (0, 0)
+    assert (bare.states, bare.state_length(0)) == ((), 0)
 
 
 def test_what_stands_at_its_address_is_the_arenas_memory() -> None:

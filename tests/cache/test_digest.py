@@ -3,7 +3,6 @@ rows outside its memory."""
 
 import re
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.pycache._cpp_cache import RowDigester, digest_instructions
+from tasuki.pycache.layout import Span
 from tasuki.transfer.chunks.chunk import ChunkHeader
 from tasuki.transfer.chunks.descriptors import chunk_segments
 from tasuki.transfer.chunks.digest import (
@@ -31,7 +31,7 @@ from .numpy_digest import numpy_digest
 
 WORDS = 3_000
 LONGEST = 200
-TINY = replace(small_layout((GDN, GDN, GDN, FULL, GDN, FULL, DRAFT)), kv_heads=2)
+TINY = small_layout((GDN, GDN, GDN, FULL, GDN, FULL, DRAFT), kv_heads=2)
 MEMORY = np.random.default_rng(1).integers(0, 256, 8 * WORDS, dtype=np.uint8)
 
 
@@ -145,7 +145,7 @@ LARGE = st.integers(0, 2**63 - 1)
 @st.composite
 def chunks(draw: st.DrawFn) -> ArenaChunk:
     """Draw a layer chunk of TINY with any layers, pages and state, also with none."""
-    layers = len(TINY.layer_kinds)
+    layers = len(TINY.layers)
     first, end = sorted(draw(st.tuples(*[st.integers(0, layers)] * 2)))
     pages = tuple(draw(st.lists(st.sampled_from(PAGES), max_size=6)))
     slot = draw(st.none() | st.integers(0, SLABS - 1))
@@ -160,11 +160,11 @@ def test_windows_are_digested_as_their_rows_are(
 ) -> None:
     """All are digested in one compiled call, or their rows are made in one. The reference makes
     rows by numpy."""
+    head = data.draw(st.sampled_from([TINY.block_bytes // 2, TINY.block_bytes // 4]))
+    shorter = data.draw(st.booleans())
     sizes = SimpleNamespace(
-        layer_kinds=TINY.layer_kinds,
-        block_bytes=data.draw(st.sampled_from([TINY.block_bytes, TINY.block_bytes // 2])),
-        state_layer_bytes=data.draw(st.sampled_from([TINY.state_layer_bytes, 64])),
-        carry_bytes=TINY.carry_bytes,
+        block_rows=lambda layer: (Span(0, head), Span(head, head)),
+        state_length=lambda layer: 64 if shorter else TINY.state_length(layer),
     )
     memory = np.random.default_rng(2).integers(0, 256, SLABS * TINY.slab_bytes, dtype=np.uint8)
     digester = ChunkDigester(memory, TINY, sizes)
@@ -202,14 +202,14 @@ def test_pieces_of_a_window_are_those_of_the_twin(chunk: ArenaChunk, data: st.Da
 def test_pieces_of_what_is_no_window_are_refused() -> None:
     geometry = chunk_geometry(TINY)
     with pytest.raises(IndexError, match="layers"):
-        geometry.pieces(0, len(TINY.layer_kinds) + 1, ((), ()), None)
+        geometry.pieces(0, len(TINY.layers) + 1, ((), ()), None)
     with pytest.raises(ValueError, match="2 pages go to 1"):
         geometry.pieces(0, 1, ((0, 1), (0,)), None)
 
 
 def test_a_window_outside_the_arena_is_refused() -> None:
     digester = ChunkDigester(np.zeros(TINY.slab_bytes, dtype=np.uint8), TINY)
-    layers = len(TINY.layer_kinds)
+    layers = len(TINY.layers)
     for header in (ChunkHeader(0, 0, layers + 1, 0, 0, False), ChunkHeader(0, 0, 99, 0, 1, True)):
         with pytest.raises(IndexError, match="layers"):
             digester.digest(1, 1, header, (), None)
@@ -221,7 +221,7 @@ def test_a_window_outside_the_arena_is_refused() -> None:
 
 def test_no_row_of_a_window_is_longer_than_the_arenas_longest_unit() -> None:
     digester = ChunkDigester(np.zeros(TINY.slab_bytes, dtype=np.uint8), TINY)
-    longest = max(TINY.block_bytes, TINY.state_layer_bytes) // 8
+    longest = TINY.longest_row // 8
     digester.digest_rows(columns([(0, longest, 0)]))
     with pytest.raises(IndexError, match="row 0"):
         digester.digest_rows(columns([(0, longest + 1, 0)]))

@@ -1,7 +1,5 @@
 """One byte budget under every policy: nothing starves, moved KV follows, decisions repeat."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -206,7 +204,7 @@ def test_an_unknown_policy_and_an_unknown_hint_are_named() -> None:
 @pytest.mark.parametrize("checkpoints", [0, 1])
 def test_the_kv_of_a_moved_page_moves_with_it(checkpoints: int) -> None:
     """For a slot to work in, or to keep a state in."""
-    layout = replace(small_layout((GDN, FULL)), head_dim=4, conv_channels=4, key_dim=32)
+    layout = small_layout((GDN, FULL), channels=4, head_dim=4, key_dim=32)
     assert layout.pages_per_slab == 3
     arena = Arena(layout, 9)
     cache = PoisonedCache(arena)
@@ -222,7 +220,7 @@ def test_the_kv_of_a_moved_page_moves_with_it(checkpoints: int) -> None:
         held = allocate(prompt(first, first + 10), 1)
         homes[first] = held.pages.tolist()[:2]
         for place, page in enumerate(homes[first]):
-            arena.kv[0][page].fill_(10 * first + place)
+            arena.views("kv")[0][page].fill_(10 * first + place)
         cache.insert(held, 128, held.working_slots[0], END)
         cache.release(held)
     held = allocate(prompt(7, partial=0), 2 - checkpoints)
@@ -236,6 +234,6 @@ def test_the_kv_of_a_moved_page_moves_with_it(checkpoints: int) -> None:
         held = allocate(prompt(first, first + 10), 1)
         found[first] = held.pages.tolist()[: held.shared_pages]
         for place, page in enumerate(found[first]):
-            assert torch.all(arena.kv[0][page] == 10 * first + place)
+            assert torch.all(arena.views("kv")[0][page] == 10 * first + place)
         cache.release(held)
     assert sum(found[first] != homes[first] for first in homes) == 1

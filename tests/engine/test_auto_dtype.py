@@ -94,7 +94,7 @@ def _on_disk(folder: Path, **more: str) -> EngineConfig:
 
 
 def _opened(config: EngineConfig) -> None:
-    disk = disk_memory(config, _layout(config), lambda: _contract(config))
+    disk = disk_memory(config, _layout, lambda: _contract(config))
     assert disk is not None
     disk.close()
 
@@ -141,5 +141,6 @@ def test_a_warm_folder_of_the_same_dtype_is_taken(units: bool, tmp_path: Path) -
 def test_a_mismatch_of_dtypes_names_the_flag(
     ours: dict[str, str], theirs: dict[str, str], fix: str
 ) -> None:
+    flags = Contract("weights", _layout(EngineConfig())).flags
     sides = (_contract(EngineConfig(**side)) for side in (ours, theirs))  # type: ignore[arg-type]
-    assert str(ContractMismatch(diff(*sides))).endswith(fix)
+    assert str(ContractMismatch(diff(*sides), flags)).endswith(fix)

@@ -282,20 +282,20 @@ def config(folder: Path, gib: float) -> EngineConfig:
 
 
 def test_as_much_as_was_asked_for(tmp_path: Path) -> None:
-    disk = disk_memory(config(tmp_path, 1 / 256), LAYOUT, dict)
+    disk = disk_memory(config(tmp_path, 1 / 256), lambda _: LAYOUT, dict)
     assert disk is not None and 2 <= disk.file.slabs <= 2**22 // LAYOUT.slab_bytes
     assert disk.pages_a_second == pytest.approx(10e6 / LAYOUT.page_bytes)
-    assert disk_memory(EngineConfig(model="m"), LAYOUT, dict) is None
+    assert disk_memory(EngineConfig(model="m"), lambda _: LAYOUT, dict) is None
 
 
 def test_a_disk_without_room_or_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineConfigError, match=r"there is no folder .*/none: .* mkdir -m 700"):
-        disk_memory(config(tmp_path / "none", 1 / 256), LAYOUT, dict)
+        disk_memory(config(tmp_path / "none", 1 / 256), lambda _: LAYOUT, dict)
     assert not (tmp_path / "none").exists()
     with pytest.raises(EngineConfigError, match="give another folder"):
-        disk_memory(config(tmp_path, 1e9), LAYOUT, dict)
+        disk_memory(config(tmp_path, 1e9), lambda _: LAYOUT, dict)
     with pytest.raises(EngineConfigError, match="give at least"):
-        disk_memory(config(tmp_path, 1e-9), LAYOUT, dict)
+        disk_memory(config(tmp_path, 1e-9), lambda _: LAYOUT, dict)
     assert sum(path.stat().st_blocks for path in tmp_path.rglob("slabs")) == 0
 
 
@@ -319,7 +319,7 @@ def test_what_waits_behind_a_piece_that_does_not_end_is_given_up() -> None:
     thread.begin(CopyJob(4, Direction.UP, (), (1, 3)))
     until(lambda: bool(ends.extend(thread.take_ended()) or ends[1:]), ends)
     assert ends[1] == (4, JobEnd.DONE)
-    assert np.array_equal(*(segments._arena.ssm[0][slot].numpy() for slot in (0, 3)))
+    assert np.array_equal(*(segments._arena.views("matrix")[0][slot].numpy() for slot in (0, 3)))
     assert thread.close(HANG_SECONDS)
 
 

@@ -159,7 +159,7 @@ async def test_a_grant_of_nothing_goes_the_whole_way_and_writes_nothing() -> Non
 def test_a_state_for_which_no_slot_was_granted_is_no_part_of_the_room() -> None:
     layout = small_layout()
     transfer = IncomingTransfer(1, 1, Destination(2, (), None), layout, threading.Condition())
-    layers = len(layout.layer_kinds)
+    layers = len(layout.layers)
     with pytest.raises(OutOfBounds, match="carries a state"):
         transfer.pages_of(ChunkHeader(0, 0, layers, 2, 0, True))
     empty = ChunkHeader(0, 0, layers, 2, 0, False)

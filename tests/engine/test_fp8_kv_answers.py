@@ -14,7 +14,7 @@ from tasuki.engine.assembly.parts import EngineParts, torch_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import FP8_ROWS
+from tasuki.pycache.parts import FP8_ROWS
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
 from tests.harness.fp8_answers import Fp8Answers, config, engine, parts, whole
@@ -33,9 +33,10 @@ class TestFp8AnswersOnTheCpu(Fp8Answers):
 @pytest.mark.parametrize("model", OWN_MODELS)
 def test_pages_are_of_fp8_and_the_draft_layers_too(model: str) -> None:
     layout = parts(model).layout
-    assert (layout.kv_dtype, layout.conv_dtype) == (FP8_ROWS, "float32")
-    assert {region.dtype for region in layout.regions} == {"uint8"}
-    assert len(layout.regions) == layout.full_layers + layout.draft_layers
+    assert (layout.page_dtype, layout.columns[0].dtype) == (FP8_ROWS, "float32")
+    assert {part.dtype for region in layout.regions for part in region.parts} == {"uint8"}
+    full = [cache.kind for cache in layout.layers].count("full_attention")
+    assert len(layout.regions) == full + layout.draft_layers
 
 
 def test_counters_say_how_a_node_stores_what_it_has() -> None:
@@ -97,7 +98,7 @@ def held_blocks(lone: Lone, tokens: list[int]) -> torch.Tensor:
     assert allocation is not None
     pages = allocation.pages[: allocation.cached_tokens // 64].tolist()
     arena = lone.parts.arena
-    blocks = torch.stack([kv[pages] for kv in arena.kv], 1).flatten(2).clone()
+    blocks = torch.stack([kv[pages] for kv in arena.views("kv")], 1).flatten(2).clone()
     lone.engine._cache.release(allocation)
     return blocks
 

@@ -2,18 +2,17 @@
 complete."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, layer_segments
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.model.cache_shape import LayerKind
+from tasuki.pycache.layout import CacheLayout
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 
-LAYOUT = replace(
-    small_layout((GDN, FULL, FULL, GDN)), carry_width=8, value_heads=3, value_dim=64, key_dim=64
-)
-DRAFTED = replace(LAYOUT, layer_kinds=(*LAYOUT.layer_kinds, LayerKind.DRAFT))
+KINDS = (GDN, FULL, FULL, GDN)
+LARGE = {"carry_width": 8, "value_heads": 3, "value_dim": 64, "key_dim": 64}
+LAYOUT, DRAFTED = small_layout(KINDS, **LARGE), small_layout((*KINDS, LayerKind.DRAFT), **LARGE)
 NEXT = LAYOUT.blocks_per_slab
 PAGES = ((0, 2 * NEXT), (1, 2 * NEXT + 1), (NEXT, 5 * NEXT), (NEXT + 1, 3 * NEXT))
 
@@ -47,7 +46,7 @@ def test_every_byte_is_moved_once_to_where_its_layer_has_it(
         for layer in range(seen, segment.layers):
             assert all(moved[pair] == 1 for pair in _pairs(layout, layer, pages, slot)), layer
         seen = segment.layers
-    assert seen == len(layout.layer_kinds)
+    assert seen == len(layout.layers)
     wanted = {pair for layer in range(seen) for pair in _pairs(layout, layer, pages, slot)}
     assert set(moved) == wanted
 
@@ -59,9 +58,9 @@ def _pairs(
     slot: tuple[int, int] | None,
 ) -> list[tuple[int, int]]:
     spans = []
-    if layout.layer_kinds[layer].keeps_pages:
+    if layout.layers[layer].page:
         spans += [[layout.page_span(layer, page) for page in pair] for pair in pages]
-    if layout.layer_kinds[layer].keeps_state and slot is not None:
+    if layout.layers[layer].slot and slot is not None:
         spans.append([layout.state_span(layer, number) for number in slot])
     return [
         (one.offset + byte, other.offset + byte)

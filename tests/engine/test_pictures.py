@@ -257,7 +257,7 @@ def test_text_before_a_picture_is_prefilled_meanwhile() -> None:
     parts = seeing_parts()
     engine = seeing_engine(parts, prefill_chunk_tokens=64)
     slow_clock(engine)
-    post(engine, Prompt().text(text(200)).picture("a", 9, 11).text(text(5)))
+    post(engine, Prompt().text(text(300)).picture("a", 9, 11).text(text(5)))
     engine.step()
     engine.step()
     (request,) = engine.engine._scheduler.running.prompts
@@ -265,6 +265,26 @@ def test_text_before_a_picture_is_prefilled_meanwhile() -> None:
     assert request.state.progress.num_scheduled == 128  # type: ignore[attr-defined]
     engine.run()
     assert engine.phases("r") == ["Prefilling", "Decoding", "Finished"]
+
+
+def test_a_short_text_before_a_picture_waits_for_its_rows() -> None:
+    """It has no forward of its own: that would read all weights for a few tokens."""
+    made = Prompt().text(text(100)).picture("a", 9, 11).text(text(5)).picture("b", 2, 3)
+    made.text(text(40))
+    engine = seeing_engine(seeing_parts(), prefill_chunk_tokens=512)
+    slow_clock(engine)
+    post(engine, made)
+    scheduled = []
+    while not answer(engine):
+        engine.step()
+        scheduled += [
+            request.state.progress.num_scheduled  # type: ignore[attr-defined]
+            for request in engine.engine._scheduler.running.prompts
+        ]
+    engine.run()
+    before_b, whole = made.pictures[1].start, len(made.tokens)
+    assert scheduled[0] == 0 and {*scheduled} <= {0, before_b, whole}
+    assert_alike(answer(engine), answer_to(made))
 
 
 def slow_clock(engine: Lone) -> None:

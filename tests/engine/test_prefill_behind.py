@@ -72,7 +72,7 @@ def begun(tiered: TieredEngine, passed: list[int], name: str = "next") -> None:
     tiered.copies.hold("last_up")
     tiered.lone.post(submit(name, NEXT, 4))
     tiered.lone.step()
-    layers = len(tiered.parts.layout.layer_kinds)
+    layers = len(tiered.parts.layout.layers)
     until(lambda: len(passed) == layers - 1, passed)
     tiered.copies.await_inside("last_up")
 

@@ -124,7 +124,7 @@ def test_layers_open_in_order_and_all_at_the_end(between: Between) -> None:
     seen = [copy.layers]
     while copy.advance():
         seen.append(copy.layers)
-    assert seen == sorted(seen) and seen[0] == 0 and seen[-1] == len(layout.layer_kinds)
+    assert seen == sorted(seen) and seen[0] == 0 and seen[-1] == len(layout.layers)
     found, slot = copy.digests()
     assert found == [between.thread.written.pages[page] for page, _ in pages]
     assert slot == between.thread.written.slots[4]

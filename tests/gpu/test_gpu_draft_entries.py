@@ -138,7 +138,7 @@ def test_the_guess_after_a_prompt_is_the_goldens(name: str, case_name: str, chun
         logits = parts.model.forward(Batch.pack([item]), device, NullHooks())
     assert int(logits[0].argmax()) == found.greedy[0]
     host.bytes.copy_(device.bytes)
-    carried = host.carry[0][request.slots[0]][None]
+    carried = host.views("carry")[0][request.slots[0]][None]
     guess, _ = twin.model.draft_logits(carried, Batch.pack([request.slice(found.greedy[:1])]), host)
     expected = found.tensor("mtp_last_logits")
     torch.testing.assert_close(guess[0], expected, atol=1e-3, rtol=0)
@@ -187,9 +187,9 @@ def test_an_early_step_waits_for_the_draft_layers_window_and_keeps_its_entry() -
     oracle.workspace.forward(first)
     oracle.forward([9])
     count = len(tokens) + 1
-    expected = entries(oracle.workspace.arena.kv[-1], oracle.pages, count)
+    expected = entries(oracle.workspace.arena.views("kv")[-1], oracle.pages, count)
     torch.testing.assert_close(
-        entries(parts.arena.kv[-1], pages, count), expected, atol=2e-4, rtol=0
+        entries(parts.arena.views("kv")[-1], pages, count), expected, atol=2e-4, rtol=0
     )
-    carried = oracle.workspace.arena.carry[0][oracle.slots[0]]
-    torch.testing.assert_close(parts.arena.carry[0][2].cpu(), carried, atol=2e-4, rtol=0)
+    carried = oracle.workspace.arena.views("carry")[0][oracle.slots[0]]
+    torch.testing.assert_close(parts.arena.views("carry")[0][2].cpu(), carried, atol=2e-4, rtol=0)

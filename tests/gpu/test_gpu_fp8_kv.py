@@ -19,7 +19,7 @@ from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.attention.page_rows import fp8_views
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.fp8_rows import decode_rows
-from tasuki.pycache.layout import FP8_ROWS
+from tasuki.pycache.parts import FP8_ROWS
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.gpu.shapes import CONFIGS, parts_of
@@ -69,7 +69,7 @@ def test_drafts_change_no_token(speculate: str) -> None:
 def stored_rows(arena: Arena, pages: list[int], tokens: int) -> tuple[Tensor, Tensor]:
     """Return codes and scales of a sequence's tokens in every region, on the host: [regions,
     tokens, heads, sides, dim] and without dim."""
-    found = [fp8_views(kv[pages].cpu()) for kv in arena.kv]
+    found = [fp8_views(kv[pages].cpu()) for kv in arena.views("kv")]
     codes = torch.stack([codes.permute(0, 3, 1, 2, 4).flatten(0, 1) for codes, _ in found])
     scales = torch.stack([scales.permute(0, 3, 1, 2).flatten(0, 1) for _, scales in found])
     return codes[:, :tokens], scales[:, :tokens]

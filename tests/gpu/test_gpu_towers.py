@@ -148,6 +148,12 @@ def test_workspace_is_counted(tower: VisionTower) -> None:
 class Asking:
     """A request that only waits for rows."""
 
+    caller = ""
+    created = 0.0
+
+    def __init__(self) -> None:
+        self.seen: dict[int, object] = {}
+
 
 def encoder_of(tower: VisionTower) -> PictureEncoder:
     store = RowStore(512 * 2**20, tower.config.out_hidden * 2)
@@ -216,9 +222,9 @@ def test_pixels_are_the_cpus(size: tuple[int, int]) -> None:
     expected = patches_of([resized] * 2, RULES).levels
     files = FileLevels(RULES, device=torch.device("cuda"))
     try:
-        files._patches(image, target)
+        files._patches([files._resized(image, target)])
         began = time.perf_counter()
-        found = files._patches(image, target)
+        found = files._patches([files._resized(image, target)])
         print(f"{size}: {1000 * (time.perf_counter() - began):.1f} ms to patches of {target}")
     finally:
         files.close()

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -229,7 +228,7 @@ def test_held_windows_leave_with_their_ticks_and_are_digested(wire: Wire) -> Non
     from tasuki.pycache._cpp_cache import Bell, WriteLease
     from tasuki.transfer.chunks.digest_kernel import GpuChunkDigester
 
-    layout = replace(small_layout((GDN, FULL, GDN, FULL)), head_dim=32, kv_dtype="bfloat16")
+    layout = small_layout((GDN, FULL, GDN, FULL), head_dim=32, kv_dtype="bfloat16")
     slabs = 64
     memory = wire.memory[: slabs * layout.slab_bytes]
     digester = GpuChunkDigester(memory, layout)

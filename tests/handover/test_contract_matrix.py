@@ -10,11 +10,10 @@ from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.config_json import Yarn
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.protocol.messages import node_to_wire
 from tests.harness.handover_nodes import Nodes, nodes
-from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
+from tests.harness.loopback_pair import small_layout
 from tests.harness.model_shapes import MOE
 from tests.harness.waiting import HANG_SECONDS
 
@@ -26,8 +25,6 @@ def other(value: object) -> object:
     """Return another value of the same kind."""
     if isinstance(value, (int, float)):
         return value + 1
-    if isinstance(value, tuple):
-        return tuple({FULL: GDN, GDN: FULL}[kind] for kind in value)
     return f"not {value}"
 
 
@@ -38,10 +35,13 @@ def mismatches() -> dict[str, Contract]:
         for field in fields(Contract)
         if field.name not in ("layout", "pictures")
     }
-    for field in fields(CacheLayout):
-        changed = replace(OURS.layout, **{field.name: other(getattr(OURS.layout, field.name))})
-        made[field.name] = replace(OURS, layout=changed)
-    drafting = replace(OURS.layout, layer_kinds=(*OURS.layout.layer_kinds, DRAFT))
+    for field in OURS.layout.fields:
+        own = [
+            replace(one, text=f"not {one.text}") if one == field else one
+            for one in OURS.layout.fields
+        ]
+        made[field.name] = replace(OURS, layout=replace(OURS.layout, fields=tuple(own)))
+    drafting = replace(OURS.layout, draft_layers=1)
     made["draft_layers"] = replace(OURS, layout=drafting)
     return made
 

@@ -198,7 +198,7 @@ def test_no_more_bytes_are_pulled_than_may(tmp_path: Path) -> None:
     logs = [answered(node, seed) for seed in range(1, 4)]
     leave(node)
     layout = node.parts.arena.layout
-    each = 3 * layout.full_layers * layout.block_bytes + layout.slot_bytes
+    each = 3 * len(layout.regions) * layout.block_bytes + layout.slot_bytes
     fits = 24 * layout.slab_bytes // 4 // each
     transfers = [wanted.transfer_request.transfer_id for wanted in offered(node)]
     assert 0 < fits < len(transfers) < len(logs)

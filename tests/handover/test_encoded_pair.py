@@ -19,6 +19,7 @@ from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
 from tests.harness.daemons import Node, asked, flags, fleet, meet, random_prompt
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import TINY, submit, tiny_parts
+from tests.harness.loopback_pair import sent_bytes
 from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import until
 
@@ -89,8 +90,7 @@ def test_a_session_of_fp8_travels_there_and_back_again() -> None:
     fp8 = ("--wire-kv", "fp8", "--wire-state", "fp8")
     layout = served_layout()
     units = WireUnits.of(layout, WirePrecision(Precision.FP8, Precision.FP8))
-    page = len(layout.regions) * units.block_bytes
-    states = layout.gdn_layers * units.state_layer_bytes + units.carry_bytes
+    page, states = sent_bytes(units, 1, state=False), sent_bytes(units, 0)
     with fleet() as start:
         prefill = start("prefill", *flags(), *fp8)
         to = ("--prefill", prefill.address, "--local-prefill-tokens", "0")
@@ -140,7 +140,7 @@ def test_two_daemons_answer_alike_with_a_state_of_half_the_bytes() -> None:
         assert_equal_up_to_near_ties(ours, theirs)
     layout = served_layout()
     units = WireUnits.of(layout, WirePrecision(state=Precision.BF16))
-    states = layout.gdn_layers * units.state_layer_bytes + units.carry_bytes
+    states = sent_bytes(units, 0)
     assert states < 0.6 * layout.slot_bytes
     for answer in got:
         assert answer.usage.transfer is not None

@@ -19,7 +19,7 @@ from tests.harness.handover_nodes import (
     wanted,
 )
 from tests.harness.interaction import Script, play, scripts
-from tests.harness.loopback_pair import expected_page, expected_slot, random_ids
+from tests.harness.loopback_pair import expected_page, expected_slot, random_ids, sent_bytes
 from tests.harness.routing_script import routing
 from tests.harness.waiting import HANG_SECONDS
 
@@ -75,9 +75,7 @@ async def test_a_fetch_brings_pages_and_state_and_no_token(precision: WirePrecis
         assert isinstance(done, m.RemoteDone)
         source, target = both.pair.source, both.pair.target
         units = WireUnits.of(source.layout, precision)
-        states = source.layout.gdn_layers * units.state_layer_bytes
-        size = len(pages) * source.layout.full_layers * units.block_bytes + states
-        assert done.transfer.bytes == size
+        assert done.transfer.bytes == sent_bytes(units, len(pages))
         for ours, theirs in zip(grant.pages, pages, strict=True):
             assert target.page_bytes(ours) == expected_page(units, source, theirs)
         assert grant.slot is not None

@@ -32,7 +32,7 @@ from tests.harness.waiting import HANG_SECONDS
 pytestmark = needs_nixl
 
 TRANSFER_ID = 3
-LAYERS = len(small_layout().layer_kinds)
+LAYERS = len(small_layout().layers)
 
 
 class Decode:
@@ -111,8 +111,8 @@ async def test_a_room_over_nixl_between_two_processes() -> None:
         await node.inbound.wait(m.RemoteDone)
         layout, source = small_layout(), source_memory()
         pages, slot = source_ids()
-        for layer, kind in enumerate(layout.layer_kinds):
-            if kind.name == "FULL":
+        for layer, cache in enumerate(layout.layers):
+            if cache.page:
                 pairs = [
                     (layout.page_span(layer, ours), layout.page_span(layer, theirs))
                     for ours, theirs in zip(grant.pages, pages, strict=True)

@@ -9,7 +9,7 @@ from tasuki.transfer.settings import WirePrecision
 from tests.harness.core_script import core
 from tests.harness.handover_nodes import HIT, grant_of, nodes, on_both_wires, wanted
 from tests.harness.interaction import Script, play, scripts
-from tests.harness.loopback_pair import expected_page, expected_slot
+from tests.harness.loopback_pair import expected_page, expected_slot, sent_bytes
 
 TRANSFER_ID = 5
 
@@ -41,8 +41,7 @@ async def test_a_room_goes_from_reserve_to_done(precision: WirePrecision) -> Non
         assert isinstance(done, m.RemoteDone)
         source, target = both.pair.source, both.pair.target
         layout, units = source.layout, WireUnits.of(source.layout, precision)
-        page = layout.full_layers * units.block_bytes
-        states = layout.gdn_layers * units.state_layer_bytes
+        page, states = sent_bytes(units, 1, state=False), sent_bytes(units, 0)
         assert done.transfer.pages == len(local)
         assert done.transfer.bytes == len(local) * page + states
         if precision.exact:

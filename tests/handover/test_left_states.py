@@ -188,7 +188,7 @@ def test_no_more_bytes_are_left_than_may(tmp_path: Path) -> None:
     known."""
     prefill = made(tmp_path, slabs=24)
     layout = prefill.parts.arena.layout
-    each = 2 * layout.full_layers * layout.block_bytes + layout.slot_bytes
+    each = 2 * len(layout.regions) * layout.block_bytes + layout.slot_bytes
     fits = 24 * layout.slab_bytes // 4 // each
     assert fits >= 2
     for seed in range(fits + 2):

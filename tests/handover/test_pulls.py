@@ -82,11 +82,11 @@ def said(node: Lone, kind: type) -> list:
 def copy(source: Lone, pages: tuple[int, ...], slot: int, target: Lone, grant: m.PullGrant) -> None:
     """Copy the data as the wire would."""
     theirs, ours = source.parts.arena, target.parts.arena
-    for layer, kv in enumerate(ours.kv):
-        kv[list(grant.pages)] = theirs.kv[layer][list(pages)]
-    for layer in range(len(ours.conv)):
-        ours.conv[layer][grant.slot] = theirs.conv[layer][slot]
-        ours.ssm[layer][grant.slot] = theirs.ssm[layer][slot]
+    for layer, kv in enumerate(ours.views("kv")):
+        kv[list(grant.pages)] = theirs.views("kv")[layer][list(pages)]
+    for name in ("conv", "ssm"):
+        for mine, other in zip(ours.views(name), theirs.views(name), strict=True):
+            mine[grant.slot] = other[slot]
 
 
 def give(node: Lone, *messages: m.Inbox) -> None:

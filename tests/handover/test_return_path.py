@@ -8,14 +8,22 @@ from unittest.mock import Mock
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.pycache.layout import LayerKind
+from tasuki.model.cache_shape import LayerKind
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.reports import Phase
 from tasuki.transfer.settings import WirePrecision
 from tests.harness.core_script import core
 from tests.harness.handover_nodes import Nodes, nodes, on_both_wires, pull_of, source_of
 from tests.harness.interaction import Script, play, scripts
-from tests.harness.loopback_pair import DRAFT, FULL, GDN, expected_page, expected_slot, small_layout
+from tests.harness.loopback_pair import (
+    DRAFT,
+    FULL,
+    GDN,
+    expected_page,
+    expected_slot,
+    sent_bytes,
+    small_layout,
+)
 from tests.harness.waiting import HANG_SECONDS
 
 TRANSFER_ID = 5
@@ -80,8 +88,7 @@ async def test_a_pull_brings_pages_and_state_and_the_room_goes_on(
         report = await pulled(both)
         layout, units = puller.layout, WireUnits.of(puller.layout, precision)
         pull, source = pull_of(TRANSFER_ID, layout), source_of(TRANSFER_ID, layout)
-        states = layout.gdn_layers * units.state_layer_bytes + units.carry_bytes
-        size = len(pull.pages) * len(layout.regions) * units.block_bytes + states
+        size = sent_bytes(units, len(pull.pages))
         assert (report.tokens, report.bytes) == (250, size)
         assert_in_order(report)
         for ours, theirs in zip(pull.pages, source.pages, strict=True):

@@ -61,11 +61,10 @@ class DecodeNode(Lone):
         (grant,) = [
             s.grant for s in self.all_said(m.HandoverGranted) if s.grant.transfer_id == transfer_id
         ]
-        for kv in arena.kv:
+        for kv in arena.views("kv"):
             kv[list(grant.pages)] = 0
-        for layer in range(len(arena.conv)):
-            arena.conv[layer][grant.slot] = 0
-            arena.ssm[layer][grant.slot] = 0
+        for state in (*arena.views("conv"), *arena.views("ssm")):
+            state[grant.slot] = 0
         self.post(m.RemoteReady(transfer_id, 7, -0.5, 1.0, _HIT, "prefill"))
         self.post(m.RemoteDone(transfer_id, m.TransferReport(0, 0, 0, 0.0, 0.0)))
 

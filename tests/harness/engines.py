@@ -98,7 +98,7 @@ class PoisonedCache(HybridPrefixCache):
 
 
 def _poison(arena: Arena, pages: Sequence[int], slots: Collection[int]) -> None:
-    for kv in arena.kv:
+    for kv in arena.views("kv"):
         # A scale byte of 255 is NaN for all codes.
         kv[pages] = 0xFF if kv.dtype is torch.uint8 else float("nan")
     for slot in slots:

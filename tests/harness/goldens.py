@@ -141,8 +141,8 @@ class Workspace:
         self.arena = Arena(model.config.cache_layout(kv_dtype or name, name, "float32"), slabs)
         self.arena.bytes.fill_(0xFF)
         if kv_dtype is None:
-            assert self.arena.kv[0].isnan().all()
-        assert self.arena.ssm[0].isnan().all()
+            assert self.arena.views("kv")[0].isnan().all()
+        assert self.arena.views("ssm")[0].isnan().all()
         self._next_slab = 0
 
     def dirty_slot(self) -> int:
@@ -151,7 +151,7 @@ class Workspace:
 
     def zero_slot(self) -> int:
         slot = self.dirty_slot()
-        for view in (*self.arena.conv, *self.arena.ssm, *self.arena.carry):
+        for view in [v for name in ("conv", "ssm", "carry") for v in self.arena.views(name)]:
             view[slot] = 0
         return slot
 

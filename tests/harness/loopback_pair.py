@@ -3,14 +3,18 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.model.cache_shape import CacheShape, LayerKind
+from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.parts import LayerCache, Segments
 from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
+from tasuki.transfer.chunks.descriptors import UnitSizes, layer_bytes
 from tasuki.transfer.chunks.digest import ChunkDigester
 from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer
@@ -31,13 +35,17 @@ FULL, GDN, DRAFT = LayerKind.FULL, LayerKind.GDN, LayerKind.DRAFT
 TRANSFER_ID, GENERATION = 7, 3
 
 
-def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> CacheLayout:
-    return CacheLayout(
+def small_layout(
+    kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2, channels: int = 24, **numbers: Any
+) -> CacheLayout:
+    """Return a layout of few bytes. channels: of the window. numbers: of
+    CacheShape, in place of the small ones."""
+    small = CacheShape(
         layer_kinds=kinds,
         kv_heads=1,
         head_dim=8,
         kv_dtype="float32",
-        conv_channels=24,
+        key_heads=1,
         conv_columns=3,
         conv_dtype="float32",
         value_heads=2,
@@ -46,6 +54,33 @@ def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> Ca
         ssm_dtype="float32",
         carry_width=20 if DRAFT in kinds else 0,
     )
+    layout = replace(small, **numbers).layout()
+    layers = {cache: _with_window(cache, channels) for cache in layout.layers}
+    return replace(
+        layout,
+        layers=tuple(layers[cache] for cache in layout.layers),
+        fields=tuple(
+            replace(field, text=str(channels)) if field.name == "conv_channels" else field
+            for field in layout.fields
+        ),
+    )
+
+
+def _with_window(cache: LayerCache, channels: int) -> LayerCache:
+    return replace(
+        cache,
+        slot=tuple(
+            replace(part, shape=(channels, part.shape[1]), cut=Segments(((1, channels),)))
+            if part.name == "conv"
+            else part
+            for part in cache.slot
+        ),
+    )
+
+
+def sent_bytes(sizes: UnitSizes, pages: int, *, state: bool = True) -> int:
+    """Return the bytes on the wire of pages, and of a state, in all layers."""
+    return sum(layer_bytes(sizes, layer, pages, state) for layer in range(len(sizes.layers)))
 
 
 @dataclass
@@ -89,12 +124,12 @@ class Node:
 
     def page_bytes(self, page: int) -> bytes:
         """Return the bytes of one page in all layers with pages."""
-        layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind.keeps_pages]
+        layers = [i for i, kind in enumerate(self.layout.layers) if kind.page]
         spans = [self.layout.page_span(layer, page) for layer in layers]
         return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
 
     def slot_bytes(self, slot: int) -> bytes:
-        layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind.keeps_state]
+        layers = [i for i, kind in enumerate(self.layout.layers) if kind.slot]
         spans = [self.layout.state_span(layer, slot) for layer in layers]
         return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
 
@@ -113,17 +148,22 @@ def expected_page(units: WireUnits, node: Node, page: int) -> bytes:
     """Return the bytes of the node's page as a receiver has them after the wire format."""
     whole, block = node.page_bytes(page), units.layout.block_bytes
     blocks = [whole[i : i + block] for i in range(0, len(whole), block)]
-    return b"".join(through(units.kv, block) for block in blocks)
+    forms = [units.form(region.layer) for region in units.layout.regions]
+    found = zip(forms, blocks, strict=True)
+    return b"".join(
+        through(None if form is None else form.pieces[0].form, block) for form, block in found
+    )
 
 
 def expected_slot(units: WireUnits, node: Node, slot: int) -> bytes:
     layout, whole = units.layout, node.slot_bytes(slot)
     parts = []
-    states = layout.gdn_layers * layout.state_layer_bytes
-    for start in range(0, states, layout.state_layer_bytes):
-        rows, end = start + layout.conv_bytes, start + layout.state_layer_bytes
-        parts += [whole[start:rows], through(units.state, whole[rows:end])]
-    return b"".join([*parts, whole[states:]])
+    for column in layout.columns:
+        form, held = units.form(column.layer), whole[column.offset : column.end]
+        pieces = () if form is None or layout.layers[column.layer].page else form.pieces
+        formats = [piece.form for piece in pieces if piece.part == column.part]
+        parts.append(through(formats[0] if formats else None, held))
+    return b"".join(parts)
 
 
 def cells_in_use(*nodes: Node) -> int:
@@ -200,7 +240,7 @@ class Pair:
 
     def tick(self, layers: int | None = None) -> None:
         """Mark `layers` layers as computed, by default all of a forward's."""
-        for _ in range(layers or len(self.source.layout.layer_kinds)):
+        for _ in range(layers or len(self.source.layout.layers)):
             self.steps.tick()
 
     def open(

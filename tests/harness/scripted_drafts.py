@@ -129,11 +129,11 @@ def assert_kept_as_by_one_forward(
     one = Request(Workspace(oracle or engine.parts.model), kept)
     one.forward(tokens[:kept])
     other = one.workspace.arena
-    found = entries(arena.kv[-1], allocation.pages.tolist(), kept)
-    expected = entries(other.kv[-1], one.pages, kept)
+    found = entries(arena.views("kv")[-1], allocation.pages.tolist(), kept)
+    expected = entries(other.views("kv")[-1], one.pages, kept)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
-    carried = other.carry[0][one.slots[0]]
-    torch.testing.assert_close(arena.carry[0][slot].cpu(), carried, atol=2e-4, rtol=0)
+    carried = other.views("carry")[0][one.slots[0]]
+    torch.testing.assert_close(arena.views("carry")[0][slot].cpu(), carried, atol=2e-4, rtol=0)
     cache.release(allocation)
     return kept
 

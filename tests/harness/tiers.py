@@ -94,7 +94,7 @@ class FaultyCopies(HostCopies):
 
     def move_up(self, segment: Segment) -> None:
         fault = self._begin("slot_up" if segment.region is None else "pages_up")
-        if segment.layers == len(self._arena.layout.layer_kinds):
+        if segment.layers == len(self._arena.layout.layers):
             fault = self._begin("last_up") or fault
         if fault is Fault.SKIP:
             return

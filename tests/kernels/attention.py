@@ -17,7 +17,8 @@ from tasuki.model.weights.layers import AttentionWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.fp8_rows import decode_rows
-from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.parts import FP8_ROWS
 
 from .tensors import DTYPE_NAMES, close, small_config
 
@@ -153,7 +154,7 @@ def attention_case(
     for count in counts:
         pages.append(tuple(shuffled[:count]))
         shuffled = shuffled[count:]
-    kv = arena.kv[1]
+    kv = arena.views("kv")[1]
     for before, own in zip(contexts, pages, strict=True):
         position = torch.arange(before)
         k, v = torch.randn(2, before, config.kv_heads, config.head_dim).to(device, dtype)

@@ -85,9 +85,9 @@ def gdn_case(
         norm=1 + 0.1 * normal(config.value_dim),
         out_proj=Matrix.of(normal(1, values)),
     )
-    arena.conv[0].fill_(torch.nan)
-    arena.ssm[0].fill_(torch.nan)
-    return GdnCase(config, weights, arena.conv[0], arena.ssm[0])
+    arena.views("conv")[0].fill_(torch.nan)
+    arena.views("ssm")[0].fill_(torch.nan)
+    return GdnCase(config, weights, arena.views("conv")[0], arena.views("ssm")[0])
 
 
 @dataclass(frozen=True)

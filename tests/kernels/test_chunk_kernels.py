@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.pycache.layout import FP8_ROWS, CacheLayout
+from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.parts import FP8_ROWS
 from tasuki.transfer.chunks.chunk import ChunkHeader
 from tasuki.transfer.chunks.digest import (
     MASK,
@@ -22,16 +23,13 @@ from tasuki.transfer.precision.wire_layout import RowFormat, WireUnits
 from tasuki.transfer.settings import Precision, WirePrecision
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 
-LAYOUT = replace(
-    small_layout((GDN, FULL, GDN, FULL)),
-    head_dim=32,
-    kv_dtype="bfloat16",
-    conv_dtype="bfloat16",
-    value_heads=3,
-    value_dim=64,
-    key_dim=64,
+NUMBERS = {"head_dim": 32, "conv_dtype": "bfloat16"} | {
+    **{"value_heads": 3, "value_dim": 64, "key_dim": 64}
+}
+LAYOUT, FP8 = (
+    small_layout((GDN, FULL, GDN, FULL), kv_dtype=dtype, **NUMBERS)
+    for dtype in ("bfloat16", FP8_ROWS)
 )
-FP8 = replace(LAYOUT, kv_dtype=FP8_ROWS)
 each_layout = pytest.mark.parametrize("layout", [LAYOUT, FP8], ids=["numbers", "fp8-rows"])
 SLABS = 6
 
@@ -50,7 +48,7 @@ def digests_there(
     count, table = chunk_geometry(layout).rows([chunk.places for chunk in chunks])
     if not count:
         return [0] * len(chunks)
-    most = max(layout.block_bytes, layout.state_layer_bytes) // 8
+    most = layout.longest_row // 8
     keys = torch.from_numpy(word_keys(most).view(np.int64))
     placed = PlacedRows.on(device, count, table)
     digest_rows(there.view(torch.int64), keys, placed)
@@ -157,7 +155,7 @@ def test_units_of_an_arena_are_encoded_and_decoded_in_place_as_by_the_twin(
     for codec, arena in ((ours, on_device), (twin, twin_memory)):
         for layer, ids in ((1, pages), (0, (1,)), (3, pages[:1]), (2, (1,))):
             codec.encode(layer, ids, staging)
-            length = units.block_bytes if layer % 2 else units.state_layer_bytes
+            length = units.block_length(layer) + units.state_length(layer)
             for index, unit in enumerate(ids):
                 span = (
                     LAYOUT.page_span(layer, unit) if layer % 2 else LAYOUT.state_span(layer, unit)

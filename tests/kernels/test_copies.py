@@ -1,7 +1,6 @@
 """Slots and pages are copied whole, to their destinations and nowhere else, each in one launch."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +10,11 @@ from tasuki.pycache.arena import Arena, copy_page, copy_slot, zero_slot
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 
 # Unequal sizes everywhere; three pages a slab and some waste.
-LAYOUT = replace(
-    small_layout((GDN, GDN, FULL, GDN, FULL)),
+LAYOUT = small_layout(
+    (GDN, GDN, FULL, GDN, FULL),
+    channels=72,
     head_dim=16,
     kv_dtype="bfloat16",
-    conv_channels=72,
     conv_dtype="bfloat16",
     value_dim=32,
     key_dim=32,
@@ -40,7 +39,7 @@ def test_a_copied_page_is_the_views_of_its_layers(arena: Arena, device: torch.de
     expected.bytes.copy_(arena.bytes)
     for source, destination in ((0, 9), (14, 30), (2, 7)):
         copy_page(arena, source, destination)
-        for kv in expected.kv:
+        for kv in expected.views("kv"):
             kv[destination] = kv[source].clone()
     assert torch.equal(arena.bytes, expected.bytes)
 
@@ -51,13 +50,15 @@ def test_a_copied_slot_is_the_views_of_its_layers(arena: Arena, device: torch.de
     for source, destination in ((0, 3), (5, 1)):
         copy_slot(arena, source, destination)
     zero_slot(arena, 6)
-    for state in (*expected.conv, *expected.ssm):
+    for state in (*expected.views("conv"), *expected.views("ssm")):
         state[3] = state[0].clone()
         state[1] = state[5].clone()
         state[6] = 0
     # Between the layers' states is padding, outside all of their views.
     for ours, theirs in zip(
-        (*arena.conv, *arena.ssm), (*expected.conv, *expected.ssm), strict=True
+        (*arena.views("conv"), *arena.views("ssm")),
+        (*expected.views("conv"), *expected.views("ssm")),
+        strict=True,
     ):
         assert torch.equal(as_bytes(ours), as_bytes(theirs))
     others = torch.tensor([0, 2, 4, 5, 7], device=device)

@@ -112,7 +112,7 @@ class EntriesCase:
         expected, arena = Arena(layout, 12), Arena(layout, 12, device)
         expected.bytes.view(dtype).fill_(torch.nan)
         for item in slices:
-            expected.carry[0][item.read_slot] = torch.randn(WIDTH)
+            expected.views("carry")[0][item.read_slot] = torch.randn(WIDTH)
         arena.bytes.copy_(expected.bytes)
         batch = Batch.pack(slices)
         return EntriesCase(config, weights.embedding, weights.draft, batch, expected, arena)
@@ -132,22 +132,26 @@ class EntriesCase:
     def oracle(self, hidden: Tensor) -> None:
         """Compute the entries into `expected`."""
         entries = TorchBackend(self.config).bind(self.batch).entries()
-        kv, carry = self.expected.kv[-1], self.expected.carry[0]
+        kv, carry = self.expected.views("kv")[-1], self.expected.views("carry")[0]
         entries.write(self.batch.token_ids, hidden, self.embedding, self.weights, kv, carry)
         entries.carry_over(hidden, carry)
 
     def write(self, entries: TritonEntries, tokens: Tensor, hidden: Tensor | None) -> None:
         weights, embedding = on_device(self.weights, self.device), self.embedding.to(self.device)
-        kv, carry = self.arena.kv[-1], self.arena.carry[0]
+        kv, carry = self.arena.views("kv")[-1], self.arena.views("carry")[0]
         entries.write(tokens.to(self.device), hidden, embedding, weights, kv, carry)
 
     def compare(self, tolerance: float) -> None:
         """Compare the layer's entries and the slots' carries. Nothing else may be written."""
-        close(self.arena.kv[-1], self.expected.kv[-1], tolerance)
-        close(self.arena.carry[0], self.expected.carry[0], tolerance)
+        close(self.arena.views("kv")[-1], self.expected.views("kv")[-1], tolerance)
+        close(self.arena.views("carry")[0], self.expected.views("carry")[0], tolerance)
         for ours, theirs in zip(
-            (*self.arena.kv[:-1], *self.arena.conv, *self.arena.ssm),
-            (*self.expected.kv[:-1], *self.expected.conv, *self.expected.ssm),
+            (*self.arena.views("kv")[:-1], *self.arena.views("conv"), *self.arena.views("ssm")),
+            (
+                *self.expected.views("kv")[:-1],
+                *self.expected.views("conv"),
+                *self.expected.views("ssm"),
+            ),
             strict=True,
         ):
             assert torch.equal(ours.cpu().isnan(), theirs.isnan())
@@ -180,7 +184,7 @@ def test_runs_equal_the_cpu_path(
     rotary = rotary_cache(case.config, 128, device)
     entries = PromptEntries(case.config, rotary, places, carry, linear)
     case.write(entries, case.batch.token_ids, hidden.to(device))
-    entries.carry_over(hidden.to(device), case.arena.carry[0])
+    entries.carry_over(hidden.to(device), case.arena.views("carry")[0])
     case.oracle(hidden)
     case.compare(tolerance)
 
@@ -211,7 +215,7 @@ def test_a_step_equals_the_cpu_path(
         residual.to(device),
         norm.to(device),
         case.config.norm_eps,
-        case.arena.carry[0],
+        case.arena.views("carry")[0],
         torch.tensor(case.batch.write_slots, dtype=torch.int32, device=device),
         places.rows,
     )
@@ -254,15 +258,17 @@ def test_rows_with_drafts_equal_the_cpu_path(
     view = kept[:4, :width]
     entries = VerifyEntries(case.config, rotary, places, read, linear, view)
     case.write(entries, ids.flatten(), hidden.flatten(0, 1).to(device))
-    before = case.arena.carry[0].clone()
-    entries.carry_over(hidden.flatten(0, 1).to(device), case.arena.carry[0])
-    assert torch.equal(case.arena.carry[0].isnan(), before.isnan()), "no slot is written yet"
+    before = case.arena.views("carry")[0].clone()
+    entries.carry_over(hidden.flatten(0, 1).to(device), case.arena.views("carry")[0])
+    assert torch.equal(case.arena.views("carry")[0].isnan(), before.isnan()), (
+        "no slot is written yet"
+    )
     folds = ([0, 1, 2], [2, 1, 2], [0, 1, 2], [4, 1, 5])
     tables = (torch.tensor(column, dtype=torch.int32, device=device) for column in folds)
-    fold_carry(kept, FoldRows(*tables), case.arena.carry[0])
+    fold_carry(kept, FoldRows(*tables), case.arena.views("carry")[0])
     case.oracle(torch.cat([hidden[0], hidden[1, :1], hidden[2, :2]]))
     for row, count, slot in ((0, 2, 4), (1, 1, 1), (2, 2, 5)):
-        case.expected.carry[0][slot] = hidden[row, count - 1]
+        case.expected.views("carry")[0][slot] = hidden[row, count - 1]
     case.compare(tolerance)
 
 
@@ -279,7 +285,7 @@ def test_a_token_alone_gets_the_same_entry_as_among_others(device: torch.device)
     carry = PromptCarry.of(case.batch, device)
     entries = PromptEntries(case.config, rotary, case.places(len(tokens)), carry, linear)
     case.write(entries, case.batch.token_ids, hidden.to(device))
-    entries.carry_over(hidden.to(device), case.arena.carry[0])
+    entries.carry_over(hidden.to(device), case.arena.views("carry")[0])
     slots = [0, 1]
     for place, token in enumerate(tokens):
         one = SequenceSlice([token], 61 + place, whole.pages, *slots)
@@ -287,13 +293,13 @@ def test_a_token_alone_gets_the_same_entry_as_among_others(device: torch.device)
         read = stepped.batch.read_slots.int().to(device)
         step = TritonEntries(case.config, rotary, stepped.places(1), read, linear)
         stepped.write(step, stepped.batch.token_ids.int(), None)
-        stepped.arena.carry[0][slots[1]] = hidden[place].to(device)
+        stepped.arena.views("carry")[0][slots[1]] = hidden[place].to(device)
         slots.reverse()
     pages = list(whole.pages)
-    close(stepped.arena.kv[-1][pages], case.arena.kv[-1][pages].cpu(), 5e-6)
+    close(stepped.arena.views("kv")[-1][pages], case.arena.views("kv")[-1][pages].cpu(), 5e-6)
     # The run began in slot 0 and ended in 1; an even number of steps ended in the slot they began
     # in.
-    close(stepped.arena.carry[0][0], case.arena.carry[0][1].cpu(), 0.0)
+    close(stepped.arena.views("carry")[0][0], case.arena.views("carry")[0][1].cpu(), 0.0)
 
 
 @pytest.mark.parametrize(("name", "case_name"), slow_behind(1, GOLDENS))
@@ -331,12 +337,16 @@ def test_the_guess_after_a_prompt_is_the_goldens(
         entries = PromptEntries(config, rotary, places, PromptCarry.of(batch, device), linear)
         some = hidden[start : start + CHUNK].to(device)
         tokens = batch.token_ids.to(device)
-        entries.write(tokens, some, embedding, weights, ours.kv[-1], ours.carry[0])
-        entries.carry_over(some, ours.carry[0])
+        entries.write(
+            tokens, some, embedding, weights, ours.views("kv")[-1], ours.views("carry")[0]
+        )
+        entries.carry_over(some, ours.views("carry")[0])
         slots.reverse()
     arena.bytes.copy_(ours.bytes)
     one = SequenceSlice([found.greedy[0]], len(prompt), request.pages, *slots)
-    guess, _ = drafting.draft_logits(arena.carry[0][slots[0]][None], Batch.pack([one]), arena)
+    guess, _ = drafting.draft_logits(
+        arena.views("carry")[0][slots[0]][None], Batch.pack([one]), arena
+    )
     expected = found.tensor("mtp_last_logits")
     torch.testing.assert_close(guess[0], expected, atol=1e-3, rtol=0)
     assert guess[0].argmax() == expected.argmax()

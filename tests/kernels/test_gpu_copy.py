@@ -63,7 +63,7 @@ def test_what_goes_down_comes_up_elsewhere_with_the_same_digests(
     expected = [digest(np.ascontiguousarray(page_bytes(before, page)).ravel()) for page in PAGES]
     pages = tuple(zip(PAGES, ELSEWHERE, strict=True))
     down = copies.down(CopyJob(1, Direction.DOWN, pages, (5, 5) if has_slot else None))
-    assert layers_of(down)[-1] == len(LAYOUT.layer_kinds)
+    assert layers_of(down)[-1] == len(LAYOUT.layers)
     assert down.digests() == (expected, state)
     down.settle()
     for source, target in pages:
@@ -71,7 +71,7 @@ def test_what_goes_down_comes_up_elsewhere_with_the_same_digests(
     back = tuple((target, source + 4 * STRIDE) for source, target in pages[:2])
     up = copies.up(CopyJob(2, Direction.UP, back, (5, 2) if has_slot else None))
     seen = layers_of(up)
-    assert seen == sorted(seen) and seen[-1] == len(LAYOUT.layer_kinds)
+    assert seen == sorted(seen) and seen[-1] == len(LAYOUT.layers)
     assert up.digests() == (expected[:2], state)
     up.settle()
     # Nothing else may change.

@@ -59,7 +59,7 @@ def filled_arena(config: DeltaNetConfig, pages: list[list[int]]) -> Arena:
     arena.bytes.view(torch.float32).fill_(torch.nan)
     for own, (position, *_) in zip(pages, ROWS, strict=True):
         for place in range(position):
-            line = arena.kv[-1][own[place // 64], :, :, place % 64]
+            line = arena.views("kv")[-1][own[place // 64], :, :, place % 64]
             line.copy_(torch.randn(line.shape) * (1 if place else 50))
     return arena
 
@@ -155,10 +155,15 @@ def test_guesses_equal_the_cpu_path(
     ]
     assert found == want
     assert (drafts[:, STEPS] == -5).all() and (drafts[lanes[rows]] == -5).all()
-    close(arena.kv[-1], expected.kv[-1], 2e-5)
+    close(arena.views("kv")[-1], expected.views("kv")[-1], 2e-5)
     for ours, theirs in zip(
-        (*arena.kv[:-1], *arena.conv, *arena.ssm, *arena.carry),
-        (*expected.kv[:-1], *expected.conv, *expected.ssm, *expected.carry),
+        (*arena.views("kv")[:-1], *arena.views("conv"), *arena.views("ssm"), *arena.views("carry")),
+        (
+            *expected.views("kv")[:-1],
+            *expected.views("conv"),
+            *expected.views("ssm"),
+            *expected.views("carry"),
+        ),
         strict=True,
     ):
         assert torch.equal(ours.cpu().isnan(), theirs.isnan())

@@ -158,7 +158,7 @@ def test_entries_take_the_rows_of_pictures(
     axes = rotary_axes((pairs - 2 * (pairs // 4), pairs // 4, pairs // 4), pairs)
     hidden = torch.randn(len(case.batch.token_ids), WIDTH).to(dtype)
     entries = TorchBackend(case.config, axes=axes).bind(case.batch).entries()
-    kv, carry = case.expected.kv[-1], case.expected.carry[0]
+    kv, carry = case.expected.views("kv")[-1], case.expected.views("carry")[0]
     entries.write(case.batch.token_ids, hidden, case.embedding, case.weights, kv, carry)
     plan = PrefillPlan.of(case.batch, case.config, dtype, device, axes.int().to(device))
     rotary = rotary_cache(case.config, 128, device)
@@ -167,7 +167,14 @@ def test_entries_take_the_rows_of_pictures(
     own._product = linear
     weights, embedding = on_device(case.weights, device), case.embedding.to(device)
     tokens = case.batch.token_ids.to(device)
-    own.write(tokens, hidden.to(device), embedding, weights, case.arena.kv[-1], case.arena.carry[0])
+    own.write(
+        tokens,
+        hidden.to(device),
+        embedding,
+        weights,
+        case.arena.views("kv")[-1],
+        case.arena.views("carry")[0],
+    )
     case.compare(tolerance)
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config_json import ModelConfigError
 from tasuki.model.drafts import NoDraftLayer
 from tasuki.model.families.qwen3_5.reader import load_config
@@ -20,7 +21,6 @@ from tasuki.model.families.registry import with_draft_layer
 from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.weights.matrix import WeightsError
 from tasuki.model.weights.safetensors_folder import has_draft_layer
-from tasuki.pycache.layout import LayerKind
 from tests.harness.covering import every_value
 from tests.harness.goldens import (
     Request,
@@ -58,12 +58,12 @@ def close(got: torch.Tensor, expected: torch.Tensor, most: float) -> None:
 
 def entries(request: Request, tokens: int) -> torch.Tensor:
     """Return [2, kv_heads, positions 1 to tokens - 1, head_dim]."""
-    kv = request.workspace.arena.kv[-1][request.pages]
+    kv = request.workspace.arena.views("kv")[-1][request.pages]
     return kv.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, 1:tokens].clone()
 
 
 def carried(request: Request) -> torch.Tensor:
-    return request.workspace.arena.carry[0][request.slots[0]].clone()
+    return request.workspace.arena.views("carry")[0][request.slots[0]].clone()
 
 
 def naive_guess(hidden: torch.Tensor, following: list[int]) -> torch.Tensor:
@@ -167,7 +167,7 @@ def test_a_checkpoint_inside_a_prompt_resumes_with_what_it_carries() -> None:
     kept = whole.workspace.dirty_slot()
     whole.forward(prompt, ((mark, kept),))
     expected = entries(whole, tokens)
-    kv = whole.workspace.arena.kv[-1]
+    kv = whole.workspace.arena.views("kv")[-1]
     own = kv[whole.pages[1:]]
     kv[whole.pages[1:]] = torch.full_like(own, torch.nan)
     resumed = SequenceSlice(prompt[mark:], mark, whole.pages, kept, whole.workspace.dirty_slot())
@@ -178,8 +178,8 @@ def test_a_checkpoint_inside_a_prompt_resumes_with_what_it_carries() -> None:
 def test_without_a_draft_layer_nothing_is_kept_and_nothing_computed() -> None:
     model = load_model("small-dense")
     layout = Workspace(model).arena.layout
-    assert model.weights.draft is None and layout.draft_layers == layout.carry_bytes == 0
-    assert LayerKind.DRAFT not in layout.layer_kinds
+    assert model.weights.draft is None and layout.draft_layers == layout.draft_state_bytes == 0
+    assert LayerKind.DRAFT not in layout.layers
     # Weights without a draft layer over an arena with one: refused, not half written.
     config = replace(model.config, draft_layers=1)
     mixed = Qwen35Model(config, model.weights)

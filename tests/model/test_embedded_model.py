@@ -14,6 +14,7 @@ from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
+from tasuki.model.vision.config import VisionConfig
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.tokenizer import Tokenizer
@@ -64,7 +65,11 @@ def test_the_config_names_the_tokenizers_special_tokens(tokenizer: Tokenizer) ->
     config = load_config(FOLDER)
     ids = tokenizer.added_tokens
     assert set(config.eos_ids) == {ids["<|im_end|>"], ids["<|endoftext|>"]}
-    assert set(ids.values()) == set(range(config.vocab - 3, config.vocab))
+    vision = VisionConfig.load(FOLDER)
+    assert vision is not None
+    tokens = vision.tokens
+    placeholders = {tokens.start, tokens.end, tokens.image, tokens.video}
+    assert set(ids.values()) == {*range(config.vocab - 3, config.vocab), *placeholders}
 
 
 @pytest.mark.parametrize(

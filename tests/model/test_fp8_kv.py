@@ -2,7 +2,6 @@
 half of bf16's pages and are close to the unrounded values."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,7 +17,8 @@ from tasuki.model.ops.attention.page_rows import fp8_views, read_pages, write_ro
 from tasuki.model.ops.row_room import RowRoom
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.fp8_rows import decode_rows, encode_rows
-from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.parts import FP8_ROWS
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.precision.wire_layout import RowFormat, WireError, WireUnits
 from tasuki.transfer.settings import Precision, WirePrecision
@@ -35,16 +35,14 @@ TEXT = (
 )
 
 
-def fp8(layout: CacheLayout) -> CacheLayout:
-    return replace(layout, kv_dtype=FP8_ROWS)
-
-
 @pytest.mark.parametrize("name", ["9b", "27b", "35b-a3b", "122b-a10b"])
 def test_the_same_bytes_hold_nearly_twice_the_pages(name: str) -> None:
-    layout = published_or_folder(name).cache_layout("bfloat16", "bfloat16", "float32")
-    small = fp8(layout)
-    assert small.block_bytes == small.kv_heads * small.head_bytes
-    assert small.head_bytes == 2 * PAGE_TOKENS * (layout.head_dim + 1)
+    config = published_or_folder(name)
+    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
+    small = config.cache_layout(FP8_ROWS, "bfloat16", "float32")
+    cache = small.regions[0].cache
+    assert small.block_bytes == cache.heads * cache.head_bytes
+    assert cache.head_bytes == 2 * PAGE_TOKENS * (config.head_dim + 1)
     assert layout.page_bytes / small.page_bytes >= 1.98
     arena = 64 * 2**30
     pages = [one.pages_per_slab * (arena // one.slab_bytes) for one in (layout, small)]
@@ -53,24 +51,24 @@ def test_the_same_bytes_hold_nearly_twice_the_pages(name: str) -> None:
 
 
 def test_every_block_of_an_arena_has_one_length_and_stride() -> None:
-    layout = fp8(small_layout((FULL, GDN, GDN, FULL, DRAFT)))
-    assert {region.shape for region in layout.regions} == {(1, 2 * 64 * 9)}
+    layout = small_layout((FULL, GDN, GDN, FULL, DRAFT), kv_dtype=FP8_ROWS)
+    assert {part.shape for region in layout.regions for part in region.parts} == {(1, 2 * 64 * 9)}
     arena = Arena(layout, 3)
-    assert {(kv.dtype, kv.stride()) for kv in arena.kv} == {
-        (torch.uint8, (layout.block_bytes, layout.head_bytes, 1))
+    assert {(kv.dtype, kv.stride()) for kv in arena.views("kv")} == {
+        (torch.uint8, (layout.block_bytes, layout.regions[0].cache.head_bytes, 1))
     }
 
 
 def test_a_head_of_a_page_is_what_the_wire_makes_of_it() -> None:
     heads, width = 3, 40
     k, v = torch.randn(2, PAGE_TOKENS, heads, width).mul(3).unbind()
-    layout = fp8(replace(small_layout(), kv_heads=heads, head_dim=width))
-    kv = Arena(layout, 2).kv[0]
+    layout = small_layout(kv_heads=heads, head_dim=width, kv_dtype=FP8_ROWS)
+    kv = Arena(layout, 2).views("kv")[0]
     page = torch.full((PAGE_TOKENS,), 1)
     write_rows(k, v, kv, (page, torch.arange(PAGE_TOKENS)))
     rows = torch.stack((k, v)).permute(2, 0, 1, 3).reshape(heads, 2 * PAGE_TOKENS, width)
     wire = RowFormat(Precision.FP8, 2 * PAGE_TOKENS, width)
-    assert wire.encoded_bytes == layout.head_bytes
+    assert wire.encoded_bytes == layout.regions[0].cache.head_bytes
     assert torch.equal(kv[1], wire.encode(rows))
     keys, values = read_pages(kv, torch.tensor([1]), torch.float32, RowRoom())
     assert torch.equal(torch.cat((keys, values), 1), wire.decode(kv[1], torch.float32))
@@ -80,8 +78,8 @@ def test_a_head_of_a_page_is_what_the_wire_makes_of_it() -> None:
 
 
 def test_a_row_alone_decides_its_scale() -> None:
-    layout = fp8(small_layout())
-    kv = Arena(layout, 2).kv[0]
+    layout = small_layout(kv_dtype=FP8_ROWS)
+    kv = Arena(layout, 2).views("kv")[0]
     kv.fill_(0xFF)
     small, large = torch.full((1, 1, 8), 2.0**-10), torch.full((1, 1, 8), 3.0e4)
     for token, row in enumerate((small, large, torch.zeros(1, 1, 8))):
@@ -96,11 +94,11 @@ def test_a_row_alone_decides_its_scale() -> None:
 
 @pytest.mark.parametrize("wire", [Precision.FP8, Precision.BF16])
 def test_a_wire_that_rounds_again_is_refused(wire: Precision) -> None:
-    layout = fp8(small_layout())
+    layout = small_layout(kv_dtype=FP8_ROWS)
     with pytest.raises(WireError, match=f"wire_kv {wire.value} saves nothing over fp8"):
         WireUnits.of(layout, WirePrecision(kv=wire))
     states = WireUnits.of(layout, WirePrecision(state=Precision.FP8))
-    assert states.block_bytes == layout.block_bytes and states.kv is None
+    assert states.block_length(3) == layout.block_bytes and states.form(3) is None
 
 
 def run(model: Qwen35Model, kv_dtype: str | None, prompt: list[int], chunk: int) -> Tensor:

@@ -13,7 +13,7 @@ TOKENS = torch.randint(0, DENSE.vocab, (400,), generator=torch.Generator().manua
 
 def states(request: Request) -> list[torch.Tensor]:
     """Return views of the arena for every layer of both kinds."""
-    return [*request.workspace.arena.conv, *request.workspace.arena.ssm]
+    return [*request.workspace.arena.views("conv"), *request.workspace.arena.views("ssm")]
 
 
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])

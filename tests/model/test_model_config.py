@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DenseShape, MoeShape
 from tasuki.model.config_json import ModelConfigError, QuantizationConfig
 from tasuki.model.families.qwen3_5.reader import config_of, load_config
-from tasuki.pycache.layout import LayerKind
 from tests.harness.model_shapes import DENSE, MOE, dense_raw, moe_raw
 
 GDN, FULL = LayerKind.GDN, LayerKind.FULL
@@ -57,17 +57,20 @@ def test_published_shape_of_35b_a3b() -> None:
     assert config.rotary_dim == 64
     assert config.rope_theta == 1e7
     assert config.feed_forward == MoeShape(256, 8, 512, 512)
-    assert (layout.gdn_layers, layout.full_layers) == (30, 10)
+    assert (len(layout.states), len(layout.regions)) == (30, 10)
     assert layout.page_bytes // 64 == 20 * 1024
     assert round(layout.slot_bytes / 2**20, 1) == 61.4
 
 
 def test_cache_layout_shapes() -> None:
     layout = MOE.cache_layout("float32", "float32", "float32")
-    assert layout.kv_shape == (2, 2, 64, 32)
-    assert layout.conv_shape == (2 * 2 * 16 + 6 * 24, 3)
-    assert layout.ssm_shape == (6, 24, 16)
-    assert layout.layer_kinds == MOE.layer_kinds
+    shapes = {p.name: p.shape for cache in layout.layers for p in (*cache.page, *cache.slot)}
+    assert shapes == {
+        "kv": (2, 2, 64, 32),
+        "conv": (2 * 2 * 16 + 6 * 24, 3),
+        "ssm": (6, 24, 16),
+    }
+    assert [cache.kind for cache in layout.layers] == [kind.value for kind in MOE.layer_kinds]
     assert isinstance(DENSE.feed_forward, DenseShape)
     assert MOE.feed_forward == MoeShape(6, 2, 20, 28)
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, LayerHooks
-from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
+from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.covering import every_value, slow_behind
 from tests.harness.goldens import (
     MODELS,
@@ -44,15 +45,14 @@ def check_states(
 ) -> None:
     arena = request.workspace.arena
     for layer, kind in enumerate(layers):
-        index = arena.layout.kind_index(layer)
         name = f"{prefix}.layer{layer}"
         if kind is LayerKind.GDN:
-            conv, ssm = arena.conv[index][slot], arena.ssm[index][slot]
+            conv, ssm = arena.view(layer, "conv")[slot], arena.view(layer, "ssm")[slot]
             recurrent = case.tensor(f"{name}.recurrent").transpose(1, 2)
             close(conv, case.tensor(f"{name}.conv"), case.tolerance["fp32_conv_abs"])
             close(ssm, recurrent, case.tolerance["fp32_recurrent_abs"])
         elif f"{name}.key" in case.arrays:
-            rows = arena.kv[index][request.pages].permute(2, 0, 3, 1, 4).flatten(1, 2)
+            rows = arena.view(layer, "kv")[request.pages].permute(2, 0, 3, 1, 4).flatten(1, 2)
             for part, row in (("key", rows[0]), ("value", rows[1])):
                 want = case.tensor(f"{name}.{part}")
                 close(row[: want.shape[1]].transpose(0, 1), want, 2e-4)
@@ -151,7 +151,7 @@ def test_second_turn_resumes_from_a_checkpoint_of_the_first(model_name: str, bou
     earlier = Request(workspace, len(first.prompt))
     checkpoint = workspace.dirty_slot()
     earlier.forward(first.prompt, checkpoints=((boundary, checkpoint),))
-    states = [*workspace.arena.conv, *workspace.arena.ssm]
+    states = [*workspace.arena.views("conv"), *workspace.arena.views("ssm")]
     before = [view[checkpoint].clone() for view in states]
 
     shared = boundary // PAGE_TOKENS
@@ -159,7 +159,7 @@ def test_second_turn_resumes_from_a_checkpoint_of_the_first(model_name: str, bou
     later.pages[:shared] = earlier.pages[:shared]
     if boundary % PAGE_TOKENS:
         # A partial page is copied on write, as its first owner may still append to it.
-        for kv in workspace.arena.kv:
+        for kv in workspace.arena.views("kv"):
             kv[later.pages[shared]] = kv[earlier.pages[shared]]
     later.tokens = boundary
     later.slots = [checkpoint, workspace.dirty_slot()]

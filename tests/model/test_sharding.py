@@ -25,7 +25,7 @@ from tasuki.model.weights.matrix import WHOLE, BlockCut, Matrix, Part, WeightsEr
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.shard import Cut, ExpertCut, Shard, UnfitSize
 from tasuki.model.weights.source import PlainSource, ShardedSource
-from tasuki.pycache.layout import share
+from tasuki.pycache.parts import share
 from tests.harness.covering import slow_behind
 from tests.harness.goldens import MODELS, QUANTISED, reference_dir
 from tests.harness.model_shapes import DENSE, MOE, moe_raw

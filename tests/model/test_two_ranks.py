@@ -150,8 +150,8 @@ def test_ranks_that_add_up_in_the_hook_answer_as_one(
     copies = max(1, ranks // whole.config.kv_heads)
     for view, heads in (("ssm", 0), ("kv", 0)):
         kept = found[::copies] if view == "kv" else found
-        of_ranks = [(getattr(item.workspace.arena, view), ids(item, view)) for item, _ in kept]
-        for layer, want in enumerate(getattr(one.workspace.arena, view)):
+        of_ranks = [(item.workspace.arena.views(view), ids(item, view)) for item, _ in kept]
+        for layer, want in enumerate(one.workspace.arena.views(view)):
             together = torch.cat([share[layer][id] for share, id in of_ranks], heads)
             torch.testing.assert_close(together, want[ids(one, view)], atol=1e-4, rtol=1e-4)
 

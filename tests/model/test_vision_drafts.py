@@ -96,7 +96,7 @@ class SeeingRequest:
         """Return the draft layer's logits after a token that follows the prompt."""
         request = self.request
         arena = request.workspace.arena
-        hidden = arena.carry[0][request.slots[0]]
+        hidden = arena.views("carry")[0][request.slots[0]]
         one = SequenceSlice(
             [token], request.tokens, request.pages, *request.slots, rope_delta=self.delta
         )
@@ -105,7 +105,7 @@ class SeeingRequest:
 
     def entries(self) -> Tensor:
         """Return the draft layer's keys and values of the prompt's tokens but the first."""
-        kv = self.request.workspace.arena.kv[-1][self.request.pages]
+        kv = self.request.workspace.arena.views("kv")[-1][self.request.pages]
         places = kv.permute(2, 1, 0, 3, 4).flatten(2, 3)
         return places[:, :, 1 : len(self.prompt)].clone()
 

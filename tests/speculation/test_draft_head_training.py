@@ -55,7 +55,7 @@ def test_what_is_trained_computes_what_is_served() -> None:
     for begun in (1, 2, 63, 64, 76):
         request = Request(Workspace(model), len(TOKENS) + 4)
         pages, slot, arena = request.pages, request.slots[0], request.workspace.arena
-        arena.kv[-1].zero_()  # Entry 0 is written too, but skipped.
+        arena.views("kv")[-1].zero_()  # Entry 0 is written too, but skipped.
         behind = given.hidden[0, :begun]
         for step, first in enumerate((1, begun + 1, begun + 2)):
             # The first step covers the text up to the chain's begin, later ones a token each.

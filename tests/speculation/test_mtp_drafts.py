@@ -88,7 +88,7 @@ def test_drafts_are_what_the_layer_expects(monkeypatch: pytest.MonkeyPatch) -> N
         # Its entries exist; the hidden state before the last token comes from one token less.
         shorter = Request(Workspace(model), len(tokens) + 4)
         shorter.forward(tokens[:-1])
-        hidden = shorter.workspace.arena.carry[0][shorter.slots[0]].float()[None]
+        hidden = shorter.workspace.arena.views("carry")[0][shorter.slots[0]].float()[None]
         expected = []
         for step, token in enumerate((tokens[-1], *drafts[:-1])):
             place = len(tokens) - 1 + step

@@ -288,7 +288,7 @@ def test_windows_grow_on_a_fast_link_and_stay_small_on_a_slow_one(rate: float | 
             pair.compute(pair.open(4, transfer_id, seed=transfer_id))
             counts.append(pair.verified(transfer_id).report.windows)
         # Two forwards: layer chunks with bytes of each, every layer sent alone.
-        alone = layout.full_layers + len(layout.layer_kinds)
+        alone = len(layout.regions) + len(layout.layers)
         assert counts[0] == alone
         if rate is None:
             assert min(counts) < alone

@@ -245,7 +245,8 @@ def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
     drafts: bool,
 ) -> None:
     kinds = kinds + [DRAFT] * drafts
-    units = WireUnits.of(small_layout(tuple(kinds)), precision)
+    layout = small_layout(tuple(kinds))
+    caches, units = layout.layers, WireUnits.of(layout, precision)
     unit = units.largest_encoded
     staging = StagingBuffer(0, cells * unit * 3 // 2, unit)
     chunk_source = EncodingSource(units, 1, None, None, staging)  # type: ignore[arg-type]
@@ -266,17 +267,18 @@ def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
         assert (chunk.local_slot, header.carries_state) == (own_slot, own_slot is not None)
         encoded = 0
         for layer in range(header.first_layer, header.end_layer):
-            if kinds[layer].keeps_pages:
+            if caches[layer].page:
                 sent_pages += [(layer, page) for page in chunk.local_pages]
-            if kinds[layer].keeps_state and not later:
+            if caches[layer].slot and not later:
                 sent_states.append(layer)
-            if units.encoded(layer):
-                encoded += layer_bytes(units, layer, header.pages, header.carries_state)
-                encoded -= units.carry_bytes * (kinds[layer] is DRAFT and header.carries_state)
+            if units.form(layer) is not None:
+                # A draft layer's carry is no encoded state.
+                state = header.carries_state and kinds[layer] is not DRAFT
+                encoded += layer_bytes(units, layer, header.pages, state)
         assert encoded <= staging.cell_bytes
-    full = [layer for layer in range(layers) if kinds[layer].keeps_pages]
+    full = [layer for layer in range(layers) if caches[layer].page]
     assert sent_pages == [(layer, page) for layer in full for page in range(pages)]
-    assert sent_states == [layer for layer in range(layers) if kinds[layer].keeps_state]
+    assert sent_states == [layer for layer in range(layers) if caches[layer].slot]
 
 
 def test_a_room_that_is_given_up_is_not_over_before_its_windows_are_released(

@@ -67,8 +67,8 @@ def test_every_byte_of_a_window_is_in_the_units_and_no_other(
     [
         (8, 0, GRAIN.block_bytes),
         (0, 0, GRAIN.block_bytes // 2),
-        (GRAIN.state_bytes // 2, 0, GRAIN.state_bytes),
-        (0, GRAIN.states * GRAIN.state_bytes, GRAIN.state_bytes),
+        (GRAIN.states[0].length // 2, 0, GRAIN.states[0].length),
+        (0, GRAIN.states[-1].offset, GRAIN.states[0].length),
     ],
 )
 def test_what_is_no_unit_is_none(segment: tuple[int, int, int]) -> None:

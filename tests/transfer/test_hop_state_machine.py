@@ -277,7 +277,7 @@ class Hops(RuleBasedStateMachine):
         else:
             first = self.pair.steps.value
             transfer.way.sender.plan_forward(transfer.number, FinishedLayers(first, 0, pages, slot))
-            for _ in LAYOUT.layer_kinds:
+            for _ in LAYOUT.layers:
                 self.pair.steps.tick()
         self.settle()
         transfer.lacks_a_chunk = transfer.way.chunks_lost > lost_before

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.model.weights.shard import Shard
-from tasuki.pycache.layout import CacheLayout, LayerKind, itemsize, key_heads, rank_layout, share
-from tasuki.transfer.ranks.links import LinkSegments, RankLink, Segment, rank_links
+from tasuki.pycache.layout import CacheLayout, rank_layout
+from tasuki.pycache.parts import Heads, Segments, itemsize, share
+from tasuki.transfer.ranks.links import RankLink, Segment, rank_links
 from tests.harness.qwen35 import published_or_folder
 
 SIZES = (1, 2, 4, 8)
@@ -28,25 +31,18 @@ def published(name: str) -> CacheLayout:
 
 
 def heads_of(layout: CacheLayout, name: str) -> list[tuple[str, int, int]]:
-    """Return (name, heads, bytes of a head) for each part of a column or a block, end to end."""
-    column = layout.conv_columns * itemsize(layout.conv_dtype)
-    keys = key_heads(layout)
-    return {
-        "block": [("kv", layout.kv_heads, 2 * 64 * layout.head_dim * itemsize(layout.kv_dtype))],
-        "conv": [
-            ("q", keys, layout.key_dim * column),
-            ("k", keys, layout.key_dim * column),
-            ("v", layout.value_heads, layout.value_dim * column),
-        ],
-        "ssm": [
-            (
-                "s",
-                layout.value_heads,
-                layout.value_dim * layout.key_dim * itemsize(layout.ssm_dtype),
-            )
-        ],
-        "carry": [],
-    }[name]
+    """Return (name, heads, bytes of a head) for each part of a column or a block, end to end. A
+    part without heads has none."""
+    caches = layout.layers
+    parts = {part.name: part for cache in caches for part in (*cache.page, *cache.slot)}
+    part = parts["kv" if name == "block" else name]
+    line = prod(part.shape[1:]) * itemsize(part.dtype)
+    match part.cut:
+        case Heads(count):
+            return [(name, count, line)]
+        case Segments(heads):
+            return [(name, count, rows * line) for count, rows in heads]
+    return []
 
 
 Bytes = NDArray[np.int32]
@@ -62,7 +58,7 @@ def memory(layout: CacheLayout, ranks: int, rank: int, name: str) -> Bytes:
         parts.append(np.repeat(np.arange(number + own.start, number + own.stop), size // 256))
         number += heads
     if name == "carry":
-        parts.append(np.full(layout.carry_bytes // 256, 77))
+        parts.append(np.full(layout.draft_state_bytes // 256, 77))
     return np.concatenate(parts).astype(np.int32)
 
 
@@ -83,26 +79,25 @@ def received(
         want = memory(layout, receivers, target, name)
         got, times = np.zeros_like(want), np.zeros_like(want)
         for link in (link for link in links if link.target == target):
-            segments = LinkSegments(layout, senders, receivers, link)
             source = memory(layout, senders, link.source, name)
+            cache = layout.layers[layer]
             if name == "block":
-                if link.sends_page(page):
-                    for segment in segments.of_block():
+                for segment in link.of_block(cache):
+                    if segment.sends_page(page):
                         copied(source, got, times, segment)
                 continue
             begin = {}
             for ranks, rank in ((senders, link.source), (receivers, target)):
                 own = rank_layout(layout, ranks, rank)
                 (column,) = [c for c in own.columns if (c.layer, c.name) == (layer, name)]
-                begin[ranks, rank] = column
+                first = own.state_span(layer, 0).offset
+                begin[ranks, rank] = column.offset - first, column.end - first
             ours, theirs = begin[senders, link.source], begin[receivers, target]
-            for segment in segments.of_state(layer):
-                if ours.offset <= segment.source < ours.end:
-                    assert theirs.offset <= segment.target < theirs.end
-                    moved = Segment(
-                        segment.source - ours.offset, segment.target - theirs.offset, segment.length
-                    )
-                    copied(source, got, times, moved)
+            for segment in link.of_state(cache):
+                if ours[0] <= segment.source < ours[1]:
+                    assert theirs[0] <= segment.target < theirs[1]
+                    at, to = segment.source - ours[0], segment.target - theirs[0]
+                    copied(source, got, times, replace(segment, source=at, target=to))
         yield got, times
 
 
@@ -150,7 +145,12 @@ def test_senders_with_copies_of_a_head_take_turns() -> None:
     links = [link for link in rank_links(layout, 8, 2) if link.target == 1]
     assert [link.source for link in links] == [4, 5, 6, 7]
     for page in range(16):
-        (sender,) = [link.source for link in links if link.sends_page(page)]
+        (sender,) = [
+            link.source
+            for link in links
+            for segment in link.of_block(layout.layers[1])
+            if segment.sends_page(page)
+        ]
         assert sender == 4 + page % 4
 
 
@@ -160,7 +160,7 @@ def test_wrong_links_are_noticed(wrong: str) -> None:
     layout = published("9b")
     links = rank_links(layout, 4, 2)
     if wrong == "swapped":
-        links[0] = replace(links[0], keys=links[0].values)
+        links[0] = replace(links[0], target=links[-1].target)
     elif wrong == "shifted":
         links = [replace(link, source=(link.source + 1) % 4) for link in links]
     else:

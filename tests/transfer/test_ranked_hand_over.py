@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.model.cache_shape import CacheShape, LayerKind
 from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import FP8_ROWS, ArenaKey, CacheLayout, LayerKind, key_heads, share
+from tasuki.pycache.layout import ArenaKey, CacheLayout
+from tasuki.pycache.parts import FP8_ROWS, share
 from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
 from tasuki.transfer.chunks.digest import ArenaChunk
 from tasuki.transfer.data_plane import DataPlane
@@ -36,12 +38,12 @@ TRANSFER_ID, GENERATION, PAGES, SLABS = 5, 2, 7, 12
 GDN, FULL, DRAFT = LayerKind.GDN, LayerKind.FULL, LayerKind.DRAFT
 KINDS = (GDN, FULL, GDN, FULL, DRAFT)
 KEYS, VALUES, HEADS = 4, 8, 2
-LAYOUT = CacheLayout(
+SHAPE = CacheShape(
     layer_kinds=KINDS,
     kv_heads=HEADS,
     head_dim=8,
     kv_dtype="bfloat16",
-    conv_channels=(2 * KEYS + VALUES) * 16,
+    key_heads=KEYS,
     conv_columns=3,
     conv_dtype="bfloat16",
     value_heads=VALUES,
@@ -50,7 +52,7 @@ LAYOUT = CacheLayout(
     ssm_dtype="float32",
     carry_width=24,
 )
-FP8 = replace(LAYOUT, kv_dtype=FP8_ROWS)
+LAYOUT, FP8 = SHAPE.layout(), replace(SHAPE, kv_dtype=FP8_ROWS).layout()
 Whole = dict[tuple[str, int], torch.Tensor]
 """Data of the whole model: (name, layer) to [pages or 1, heads, ...]."""
 
@@ -63,11 +65,11 @@ def whole_model(seed: int, layout: CacheLayout = LAYOUT) -> Whole:
 
     found: Whole = {}
     for layer, kind in enumerate(KINDS):
-        if kind.keeps_pages:
+        if kind is not GDN:
             found["kv", layer] = (
                 of(PAGES, HEADS, 2, 64, 8).bfloat16()
                 if layout is LAYOUT
-                else of(PAGES, HEADS, layout.head_bytes).mul(100).to(torch.uint8)
+                else of(PAGES, HEADS, layout.regions[0].cache.head_bytes).mul(100).to(torch.uint8)
             )
         if kind is GDN:
             found["q", layer] = of(1, KEYS, 16, 3).bfloat16()
@@ -119,22 +121,22 @@ class RankedNode:
         keys, values = len(share(KEYS, self.ranks, rank)), len(share(VALUES, self.ranks, rank))
         kv, gdn = 0, 0
         for layer, kind in enumerate(KINDS):
-            if kind.keeps_pages:
+            if kind is not GDN:
                 for number, page in enumerate(pages):
-                    yield arena.kv[kv][page], f"kv {number}", layer
+                    yield arena.views("kv")[kv][page], f"kv {number}", layer
                 kv += 1
             if kind is GDN:
-                rows = arena.conv[gdn][slot]
+                rows = arena.views("conv")[gdn][slot]
                 for name, first, count in (
                     ("q", 0, keys),
                     ("k", keys, keys),
                     ("v", 2 * keys, values),
                 ):
                     yield rows[first * 16 : (first + count) * 16].view(count, 16, 3), name, layer
-                yield arena.ssm[gdn][slot], "ssm", layer
+                yield arena.views("ssm")[gdn][slot], "ssm", layer
                 gdn += 1
             if kind is DRAFT:
-                yield arena.carry[0][slot], "carry", layer
+                yield arena.views("carry")[0][slot], "carry", layer
 
     def expected(self, whole: Whole, rank: int, what: str, layer: int) -> torch.Tensor:
         name, _, page = what.partition(" ")
@@ -277,14 +279,14 @@ def test_right_bytes_of_a_wrong_head_are_noticed(wrong: str) -> None:
         assert slot is not None
         page = pair.granted.pages[2]
         if wrong == "source's head":
-            arenas[1].ssm[0][slot, 0] = arenas[0].ssm[0][slot, 0]
+            arenas[1].views("ssm")[0][slot, 0] = arenas[0].views("ssm")[0][slot, 0]
         elif wrong == "target's head":
-            arenas[2].ssm[1][slot] = arenas[2].ssm[1][slot].flip(0)
+            arenas[2].views("ssm")[1][slot] = arenas[2].views("ssm")[1][slot].flip(0)
         elif wrong == "copy":
             # Two ranks have the same head: each copy counts by itself.
-            arenas[1].kv[0][page] = 0
+            arenas[1].views("kv")[0][page] = 0
         else:
-            conv = arenas[3].conv[0][slot]
+            conv = arenas[3].views("conv")[0][slot]
             conv[:16], conv[16:32] = conv[16:32].clone(), conv[:16].clone()
         target = pair.target.plane.target()
         rows = HeadRows(pair.target.spans, 4)
@@ -309,7 +311,9 @@ def test_a_peer_of_ranks_that_cannot_be_or_that_has_less_memory_is_refused() -> 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_heads_of_every_published_model_are_whole_words(name: str) -> None:
-    layout = published_or_folder(name).cache_layout("bfloat16", "bfloat16", "float32")
-    assert key_heads(layout) > 0
+    config = published_or_folder(name)
+    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
+    (conv,) = {part for cache in layout.layers for part in cache.slot if part.name == "conv"}
+    assert [count for count, _ in conv.runs] == [config.key_heads] * 2 + [config.value_heads]
     for ranks in (1, 2, 4, 8):
         HeadRows(RankSpans(layout, ranks, 4), ranks)

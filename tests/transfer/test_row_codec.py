@@ -1,8 +1,6 @@
 """Rows of numbers at the wire's precisions: the error bound, values that are not finite, and a
 second transfer without a change."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -112,19 +110,18 @@ def test_units_are_aligned_shorter_and_never_longer_than_what_they_become() -> N
     for kv in Precision:
         for state in Precision:
             units = WireUnits.of(layout, WirePrecision(kv, state))
-            assert units.block_bytes % ALIGNMENT == units.state_layer_bytes % ALIGNMENT == 0
-            assert (units.block_bytes < layout.block_bytes) == (kv is not Precision.EXACT)
-            assert (units.state_layer_bytes < layout.state_layer_bytes) == (
-                state is not Precision.EXACT
-            )
+            block, held = units.block_length(3), units.state_length(0)
+            assert block % ALIGNMENT == held % ALIGNMENT == 0
+            assert (block < layout.block_bytes) == (kv is not Precision.EXACT)
+            assert (held < layout.state_length(0)) == (state is not Precision.EXACT)
 
 
 def test_a_precision_that_saves_nothing_is_refused() -> None:
-    layout = replace(small_layout(), kv_dtype="bfloat16", ssm_dtype="bfloat16")
+    layout = small_layout(kv_dtype="bfloat16", ssm_dtype="bfloat16")
     for precision in (WirePrecision(kv=BF16), WirePrecision(state=BF16)):
         with pytest.raises(WireError, match="bf16 saves nothing over bfloat16"):
             WireUnits.of(layout, precision)
-    assert WireUnits.of(layout, WirePrecision(kv=FP8)).block_bytes < layout.block_bytes
+    assert WireUnits.of(layout, WirePrecision(kv=FP8)).block_length(3) < layout.block_bytes
 
 
 def test_codes_tell_every_precision_apart_and_fit_a_notification() -> None:

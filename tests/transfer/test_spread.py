@@ -42,7 +42,7 @@ class Scattered:
 def test_pieces_and_digests_are_those_of_arenas_side_by_side(senders: int, receivers: int) -> None:
     source, target = Scattered(LAYOUT, senders, 1), Scattered(LAYOUT, receivers, 2)
     segments = RankedSegments(source.spans, target.spans)
-    layers = len(LAYOUT.layer_kinds)
+    layers = len(LAYOUT.layers)
     header = ChunkHeader(0, 0, layers, 0, 3, carries_state=True)
     # Pages in slabs other than both slots.
     ids = [

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.chunks.chunk import (
     ChunkHeader,
     Destination,
@@ -31,10 +30,10 @@ from tasuki.transfer.chunks.descriptors import (
 from tasuki.transfer.chunks.digest import ChunkDigester, splitmix64, word_keys
 from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.errors import ChunkPlanError, OutOfBounds
-from tasuki.transfer.protocol.contract import ContractMismatch, Difference
+from tasuki.transfer.protocol.contract import Contract, ContractMismatch, Difference
 from tasuki.transfer.reports import ChunkTiming, split_time
 from tasuki.transfer.sending.chunk_sizing import fixed_runs
-from tests.harness.loopback_pair import small_layout
+from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 from tests.harness.waiting import HANG_SECONDS
 
 
@@ -92,7 +91,7 @@ def test_headers_survive_the_wire(transfer_id: int, generation: int, header: Chu
 
 
 def test_pieces_go_past_two_gigabytes() -> None:
-    layout = replace(small_layout(), head_dim=4096, kv_heads=8)
+    layout = small_layout(head_dim=4096, kv_heads=8)
     header = ChunkHeader(0, 3, 4, 0, 1, False)
     page = 5 * layout.blocks_per_slab
     segments = chunk_segments(layout, header, [page], [page], None, 0)
@@ -104,13 +103,13 @@ def test_pieces_go_past_two_gigabytes() -> None:
 
 def test_a_layer_sends_its_pages_or_its_state() -> None:
     layout = small_layout()
-    full, gdn = (layout.layer_kinds.index(kind) for kind in (LayerKind.FULL, LayerKind.GDN))
+    full, gdn = layout.regions[0].layer, layout.columns[0].layer
     for carries in (False, True):
         assert layer_bytes(layout, full, 3, carries) == 3 * layout.block_bytes
-    assert layer_bytes(layout, gdn, 3, True) == layout.state_layer_bytes
+    assert layer_bytes(layout, gdn, 3, True) == layout.states[0].length
     assert layer_bytes(layout, gdn, 3, False) == 0
-    drafting = small_layout((LayerKind.FULL, LayerKind.GDN, LayerKind.DRAFT))
-    assert drafting.carry_bytes == 128
+    drafting = small_layout((FULL, GDN, DRAFT))
+    assert drafting.draft_state_bytes == 128
     for carries in (False, True):
         expected = 3 * drafting.block_bytes + carries * 128
         assert layer_bytes(drafting, 2, 3, carries) == expected
@@ -127,11 +126,7 @@ def test_bounds_name_the_piece(segment: tuple[int, int, int]) -> None:
             check_bounds(np.array([fine, segment]), 100, 200)
 
 
-DIGESTED = replace(
-    small_layout((*small_layout().layer_kinds, LayerKind.DRAFT)),
-    kv_heads=2,
-    head_dim=2,
-)
+DIGESTED = small_layout((GDN, GDN, GDN, FULL) * 2 + (DRAFT,), kv_heads=2, head_dim=2)
 
 
 def naive_digest(
@@ -163,16 +158,16 @@ def naive_digest(
     digest = 0
     for layer in range(header.first_layer, header.end_layer):
         seed = mix(mix(mix(transfer_id) ^ generation) ^ layer)
-        kind = layout.layer_kinds[layer]
-        if kind.keeps_pages:
+        cache = layout.layers[layer]
+        if cache.page:
             for index, page in enumerate(pages):
                 span = layout.page_span(layer, page)
-                share = span.length // layout.kv_heads
-                for head in range(layout.kv_heads):
+                share = span.length // cache.heads
+                for head in range(cache.heads):
                     value = block(span.offset + head * share, share)
                     place = (header.first_page + index) | head << 33
                     digest += mix(mix(seed ^ place) ^ value)
-        if kind.keeps_state and slot is not None:
+        if cache.slot and slot is not None:
             span = layout.state_span(layer, slot)
             digest += mix(mix(seed ^ 2**32) ^ block(span.offset, span.length))
     return digest & mask
@@ -203,7 +198,7 @@ def test_digest_equals_its_naive_twin_and_tells_place_room_and_generation() -> N
 
 
 def test_digest_is_fast_enough_to_be_on_by_default() -> None:
-    layout = replace(small_layout(), kv_heads=4, head_dim=128)
+    layout = small_layout(kv_heads=4, head_dim=128)
     slabs = 64 * 2**20 // layout.slab_bytes
     memory = np.ones(slabs * layout.slab_bytes, dtype=np.uint8)
     digester = ChunkDigester(memory, layout)
@@ -212,7 +207,7 @@ def test_digest_is_fast_enough_to_be_on_by_default() -> None:
         for slab in range(slabs)
         for k in range(layout.pages_per_slab)
     ]
-    header = ChunkHeader(0, 0, len(layout.layer_kinds), 0, len(pages), False)
+    header = ChunkHeader(0, 0, len(layout.layers), 0, len(pages), False)
     best = float("inf")
     for _ in range(5):
         started = time.thread_time()
@@ -303,7 +298,7 @@ def test_runs_of_blocks_are_merged_in_bytes(gaps: list[tuple[int, int]]) -> None
 
 
 def test_a_window_without_anything_to_send_has_no_pieces() -> None:
-    layout = small_layout((LayerKind.GDN, LayerKind.FULL))
+    layout = small_layout((GDN, FULL))
     nothing = ChunkHeader(0, 0, 1, 0, 0, False)
     for header in (nothing, replace(nothing, first_layer=1, end_layer=2)):
         assert chunk_segments(layout, header, [], [], None, 0).shape == (0, 3)
@@ -328,12 +323,14 @@ def test_the_code_of_a_notification_is_one_of_those_that_are_taken() -> None:
         (("conv_dtype", "carry_dtype", "kv_dtype"), "give both nodes the same --dtype, a or b"),
         (("kv_dtype",), "give both nodes the same --kv-dtype"),
         (("wire_kv", "wire_state"), "give both nodes the same --wire-kv and --wire-state"),
-        (("carry_dtype",), "start both nodes with one version, checkpoint and wire"),
+        (("carry_width",), "start both nodes with one version, checkpoint and wire"),
     ],
 )
 def test_a_mismatch_says_what_mends_it(fields: tuple[str, ...], advice: str) -> None:
     differences = tuple(Difference(field, "a", "b") for field in fields)
-    assert str(ContractMismatch(differences)).endswith(f"; {advice}")
+    assert str(ContractMismatch(differences, Contract("w", small_layout()).flags)).endswith(
+        f"; {advice}"
+    )
 
 
 def test_a_node_that_is_not_connected_tells_no_times() -> None:

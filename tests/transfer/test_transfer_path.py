@@ -36,6 +36,7 @@ from tests.harness.loopback_pair import (
     loopback_pair,
     plans,
     random_ids,
+    sent_bytes,
     small_layout,
 )
 from tests.harness.waiting import HANG_SECONDS, until
@@ -86,7 +87,7 @@ def test_what_lands_is_what_was_sent_and_nothing_else_is_touched(
     seed: int,
 ) -> None:
     kinds = kinds + [DRAFT] * drafts
-    layout = replace(small_layout(tuple(kinds)), kv_heads=heads)
+    layout = small_layout(tuple(kinds), kv_heads=heads)
     units = WireUnits.of(layout, precision)
     # As in WireSettings: two of the largest unit.
     staged = max(kept_back, -(-2 * units.largest_encoded // layout.slab_bytes))
@@ -108,18 +109,17 @@ def test_what_lands_is_what_was_sent_and_nothing_else_is_touched(
         pair.assert_arrived(opened)
         assert np.array_equal(pair.source.memory[: slabs * layout.slab_bytes], before)
         touched = np.zeros(len(pair.target.memory), dtype=np.bool_)
-        for layer, kind in enumerate(kinds):
+        for layer, cache in enumerate(layout.layers):
             spans = []
-            if kind.keeps_pages:
+            if cache.page:
                 spans += [layout.page_span(layer, page) for page in opened.granted.pages]
-            if kind.keeps_state:
+            if cache.slot:
                 spans.append(layout.state_span(layer, opened.granted.slot))
             for span in spans:
                 touched[span.offset : span.offset + span.length] = True
         assert (pair.target.memory[~touched] == POISON).all()
-        blocks, states = (pages - held) * len(layout.regions), kinds.count(GDN)
-        rest = states * units.state_layer_bytes + units.carry_bytes
-        assert report.bytes == blocks * units.block_bytes + rest
+        blocks = (pages - held) * len(layout.regions)
+        assert report.bytes == sent_bytes(units, pages - held)
         assert report.pages == pages - held
         if precision.exact:
             assert report.windows == -(-pages // chunk) * -(-len(kinds) // layers_per_window)
@@ -135,7 +135,7 @@ def test_a_window_leaves_only_after_its_layer_and_the_barrier_sees_it() -> None:
         pair.sender.plan_forward(
             TRANSFER_ID, plans(opened.pages, opened.slot, 2)[0](pair.steps.value)
         )
-        for layer in range(len(pair.source.layout.layer_kinds)):
+        for layer in range(len(pair.source.layout.layers)):
             assert not pair.layer_opens(TRANSFER_ID, layer, 0.02)
             assert pair.receiver.chunks_arrived(TRANSFER_ID) == layer
             pair.tick(1)

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
+from tasuki.pycache.layout import Span
 from tasuki.transfer.chunks.descriptors import TransferUnits
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.transports.base import Endpoint, TransferState
@@ -83,7 +84,7 @@ def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
 
 def test_what_was_prepared_is_posted_by_index_and_all_else_as_before() -> None:
     block, slab, state = 4096, 10 * 4096, 3 * 4096 + 64
-    units = TransferUnits(block, slab, state, states=2)
+    units = TransferUnits(block, slab, (Span(0, state), Span(state, state)))
     with closing(Wire(units)) as made:
         expected = np.zeros(SIZE, dtype=np.uint8)
         chunks = [

@@ -62,7 +62,7 @@ class Trunk:
         for number, tokens in enumerate(sequences):
             # A slot is a slab; its pages are in the slabs after it.
             first = number * (slabs + 1)
-            for state in (*arena.conv, *arena.ssm):
+            for state in (*arena.views("conv"), *arena.views("ssm")):
                 state[first] = 0
             pages = [
                 (first + 1 + slab) * layout.blocks_per_slab + page

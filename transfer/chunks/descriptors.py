@@ -1,7 +1,6 @@
 """Places of a layer chunk's bytes in the sender's and the receiver's arena, as offsets and lengths.
 
-Pure functions and values. A unit is a block (KV of one page in one layer) or the state of one
-layer.
+Pure functions and values. A unit is a block (one page in one layer) or the state of one layer.
 """
 
 from collections.abc import Sequence
@@ -12,42 +11,28 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import CacheLayout, Span
+from tasuki.pycache.parts import LayerCache
 from tasuki.transfer.errors import OutOfBounds
 
 from .chunk import ChunkHeader
 
 
 class UnitSizes(Protocol):
-    """Lengths of the sent units: bytes on the wire of a block, of one GDN layer's state, and of the
-    values carried over by a draft layer.
+    """Lengths of the sent units: bytes on the wire of a layer's block, and of its state.
 
     Most parts of a sender need nothing else of a layout. A CacheLayout is one, for a wire without
-    encoding.
+    encoding. layers: the caches of the layers.
     """
 
     @property
-    def layer_kinds(self) -> tuple[LayerKind, ...]: ...
+    def layers(self) -> tuple[LayerCache, ...]: ...
 
-    @property
-    def block_bytes(self) -> int: ...
+    def block_length(self, layer: int) -> int: ...
 
-    @property
-    def state_layer_bytes(self) -> int: ...
+    def block_rows(self, layer: int) -> tuple[Span, ...]: ...
 
-    @property
-    def carry_bytes(self) -> int: ...
-
-
-def state_bytes(sizes: UnitSizes, layer: int) -> int:
-    """Return the state bytes sent for one layer; 0 if the layer keeps no state."""
-    match sizes.layer_kinds[layer]:
-        case LayerKind.GDN:
-            return sizes.state_layer_bytes
-        case LayerKind.DRAFT:
-            return sizes.carry_bytes
-        case LayerKind.FULL:
-            return 0
+    def state_length(self, layer: int) -> int: ...
 
 
 Segments = NDArray[np.int64]
@@ -73,14 +58,14 @@ def chunk_segments(
     # Pages of every layer make the same runs, at a constant distance.
     runs: Segments | None = None
     for layer in range(header.first_layer, header.end_layer):
-        kind = layout.layer_kinds[layer]
-        if kind.keeps_pages:
+        cache = layout.layers[layer]
+        if cache.page:
             if runs is None:
                 runs = _page_runs(layout, local_pages, remote_pages)
             part = runs.copy()
             part[:, :2] += layout.page_span(layer, 0).offset
             parts.append(part)
-        if kind.keeps_state and local_slot is not None and remote_slot is not None:
+        if cache.slot and local_slot is not None and remote_slot is not None:
             span = layout.state_span(layer, local_slot)
             target = layout.state_span(layer, remote_slot)
             parts.append(np.array([[span.offset, target.offset, span.length]], dtype=np.int64))
@@ -106,8 +91,8 @@ def chunk_bytes(sizes: UnitSizes, header: ChunkHeader) -> int:
 def layer_bytes(sizes: UnitSizes, layer: int, pages: int, carries_state: bool) -> int:
     """Return the bytes to send for one layer. pages: number of pages. carries_state: True if the
     state is sent too."""
-    blocks = pages * sizes.block_bytes if sizes.layer_kinds[layer].keeps_pages else 0
-    return blocks + (state_bytes(sizes, layer) if carries_state else 0)
+    state = sizes.state_length(layer) if carries_state else 0
+    return pages * sizes.block_length(layer) + state
 
 
 def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int) -> Segments:
@@ -196,49 +181,33 @@ class UnitPairs:
 class TransferUnits:
     """Numbering of an arena's units, so a chunk can be posted as indices.
 
-    A unit is a block, or the state of one GDN layer or draft layer in one slot. Every segment is
-    one unit or a run of blocks. Knows an arena's geometry, but not the layers' order, ids of
-    requests or transports. Pure. Invariant: unit i of two arenas with one layout has the same
-    length.
+    A unit is a block, or the state of one layer in one slot. Every segment is one unit or a run of
+    blocks. Knows an arena's geometry, but not the kinds of layers, ids of requests or transports.
+    Pure. Invariant: unit i of two arenas with one layout has the same length.
 
-    block_bytes, slab_bytes, state_bytes: bytes of a block, of a slab, and of a GDN layer's state.
-    states: number of GDN states in a slab. carry_bytes: bytes of a draft layer's state, stored
-    behind the GDN states; 0 if there is none.
+    block_bytes, slab_bytes: bytes of a block and of a slab. states: byte range of each layer's
+    state in a slab.
     """
 
     block_bytes: int
     slab_bytes: int
-    state_bytes: int
-    states: int
-    carry_bytes: int = 0
+    states: tuple[Span, ...]
 
     @staticmethod
     def of(layout: CacheLayout) -> "TransferUnits":
-        return TransferUnits(
-            layout.block_bytes,
-            layout.slab_bytes,
-            layout.state_layer_bytes,
-            layout.gdn_layers,
-            layout.carry_bytes,
-        )
+        return TransferUnits(layout.block_bytes, layout.slab_bytes, layout.states)
 
     def strips(self, arena_bytes: int) -> list[Strip]:
         """Return all units of an arena in the order of their indices: blocks, then each layer's
         states."""
         slabs = arena_bytes // self.slab_bytes
         blocks = slabs * self.slab_bytes // self.block_bytes
-        states = [
-            Strip(layer * self.state_bytes, self.state_bytes, self.slab_bytes, slabs)
-            for layer in range(self.states)
-        ]
-        if self.carry_bytes:
-            states.append(Strip(self._carry_offset, self.carry_bytes, self.slab_bytes, slabs))
+        states = [Strip(span.offset, span.length, self.slab_bytes, slabs) for span in self.states]
         return [Strip(0, self.block_bytes, self.block_bytes, blocks), *states]
 
-    @property
-    def _carry_offset(self) -> int:
-        """Return the offset of a draft layer's state within a slab."""
-        return self.states * self.state_bytes
+    @cached_property
+    def _numbers(self) -> dict[Span, int]:
+        return {span: number for number, span in enumerate(self.states)}
 
     def indices(self, segments: Segments, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
         """Return the segments as pairs of unit indices; None if a segment is not made of whole
@@ -274,14 +243,11 @@ class TransferUnits:
         """Return the unit index of the state at this offset with this length; None if no state is
         there."""
         slot, within = divmod(offset, self.slab_bytes)
-        if self.carry_bytes and (within, length) == (self._carry_offset, self.carry_bytes):
-            layer = self.states
-        else:
-            layer, rest = divmod(within, self.state_bytes)
-            if rest or layer >= self.states or length != self.state_bytes:
-                return None
+        number = self._numbers.get(Span(within, length))
+        if number is None:
+            return None
         slabs = arena_bytes // self.slab_bytes
-        return slabs * self.slab_bytes // self.block_bytes + layer * slabs + slot
+        return slabs * self.slab_bytes // self.block_bytes + number * slabs + slot
 
 
 def _runs(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> Indices:

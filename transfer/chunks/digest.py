@@ -2,7 +2,8 @@
 
 A block's sum is multilinear over its 64-bit words, sum(word[i] * key[i]) mod 2^64 with odd keys. It
 costs one multiply-add a word, in any order, so a CPU (cpp_cache/digest) or a GPU computes it at
-memory speed. A summed part is one head's share of a block, or the state of one layer.
+memory speed. A summed part is one head's share of a block, a part of it without heads, or the state
+of one layer.
 
 The sum is mixed with (transfer id, generation, layer, logical page and head, or state), so right
 bytes in a wrong place fail. A chunk's digest is the sum of its parts' digests. It does not depend
@@ -10,8 +11,7 @@ on the number of ranks: heads are counted over all of them. It finds accidents (
 stale, missing bytes), not forgers.
 
 Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may run in
-parallel. Invariant: every block is a whole number of 64-bit words, because a page has 64 tokens and
-a state's columns are padded to 64 bytes.
+parallel. Invariant: every summed part is a whole number of 64-bit words, by the alignment of parts.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ from tasuki.pycache._cpp_cache import WindowDigester as CompiledDigester
 from tasuki.pycache.layout import CacheLayout
 
 from .chunk import ChunkHeader
-from .descriptors import UnitSizes, state_bytes
+from .descriptors import UnitSizes
 
 MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -196,16 +196,15 @@ def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Pa
     of each unit on the wire, counted from the unit's beginning."""
     of_page: Parts = []
     of_slot: Parts = []
-    kind = layout.layer_kinds[layer]
-    if kind.keeps_pages:
-        begin = layout.page_span(layer, 0).offset // _WORD
-        words = lengths.block_bytes // layout.kv_heads // _WORD
+    if layout.layers[layer].page:
+        begin = layout.page_span(layer, 0).offset
         of_page = [
-            (begin + head * words, words, head << _HEAD_SHIFT) for head in range(layout.kv_heads)
+            ((begin + row.offset) // _WORD, row.length // _WORD, number << _HEAD_SHIFT)
+            for number, row in enumerate(lengths.block_rows(layer))
         ]
-    if kind.keeps_state:
+    if layout.layers[layer].slot:
         begin = layout.state_span(layer, 0).offset // _WORD
-        of_slot = [(begin, state_bytes(lengths, layer) // _WORD, _STATE)]
+        of_slot = [(begin, lengths.state_length(layer) // _WORD, _STATE)]
     return of_page, of_slot
 
 
@@ -215,7 +214,7 @@ def chunk_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> Windo
     beginning; None: whole units."""
     lengths = layout if sizes is None else sizes
     return WindowGeometry(
-        [layer_parts(layout, layer, lengths) for layer in range(len(layout.layer_kinds))],
+        [layer_parts(layout, layer, lengths) for layer in range(len(layout.layers))],
         layout.block_bytes // _WORD,
         layout.slab_bytes // _WORD,
     )
@@ -276,8 +275,7 @@ class ChunkDigester(Digester):
     def __init__(
         self, memory: NDArray[np.uint8], layout: CacheLayout, sizes: UnitSizes | None = None
     ) -> None:
-        longest = max(layout.block_bytes, layout.state_layer_bytes, layout.carry_bytes) // _WORD
-        self._rows = RowDigester(memory, longest)
+        self._rows = RowDigester(memory, layout.longest_row // _WORD)
         self._windows = CompiledDigester(self._rows, chunk_geometry(layout, sizes))
 
     def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:

@@ -52,8 +52,8 @@ class GpuChunkDigester(Digester):
         self, memory: torch.Tensor, layout: CacheLayout, sizes: UnitSizes | None = None
     ) -> None:
         words = memory.view(torch.int64)
-        most = max(layout.block_bytes, layout.state_layer_bytes, layout.carry_bytes) // 8
-        self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
+        keys = word_keys(layout.longest_row // 8)
+        self._keys = torch.from_numpy(keys.view(np.int64)).to(memory.device)
         with torch.cuda.device(memory.device):
             # Compile now, before a peer waits for it.
             rows = ChunkRows(*np.zeros((3, 1), dtype=np.int64))

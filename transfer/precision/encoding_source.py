@@ -18,7 +18,7 @@ from tasuki.transfer.chunks.chunk import (
     cut,
     granted_pages,
 )
-from tasuki.transfer.chunks.descriptors import Segments, layer_bytes, merge_segments
+from tasuki.transfer.chunks.descriptors import Segments, merge_segments
 from tasuki.transfer.chunks.digest import ChunkRows, Digester, chunk_rows, layer_parts
 from tasuki.transfer.ranks.region import RankSpans
 from tasuki.transfer.settings import WireSettings
@@ -173,8 +173,10 @@ class EncodingSource:
         if header.end_layer - header.first_layer > 1 or size <= self.cells.cell_bytes:
             yield chunk
             return
-        at_once = self.cells.cell_bytes // self._units.block_bytes
-        beside = self._units.layer_kinds[header.first_layer].keeps_state
+        form = self._units.form(header.first_layer)
+        assert form is not None
+        at_once = self.cells.cell_bytes // (form.runs * form.sent)
+        beside = self._units.layers[header.first_layer].slot
         for start in range(0, header.pages, at_once):
             pages = chunk.local_pages[start : start + at_once]
             part = replace(header, first_page=header.first_page + start, pages=len(pages))
@@ -186,12 +188,11 @@ class EncodingSource:
             yield segment
 
     def _encoded_bytes(self, chunk: LayerChunk, layer: int) -> int:
-        if not self._units.encoded(layer):
+        form, header = self._units.form(layer), chunk.header
+        if form is None:
             return 0
-        header = chunk.header
-        if self._units.layer_kinds[layer].keeps_pages:
-            return header.pages * self._units.block_bytes
-        return layer_bytes(self._units, layer, 0, header.carries_state)
+        units = header.pages if self._units.layers[layer].page else int(header.carries_state)
+        return units * form.runs * form.sent
 
     def has_room(self, peer: str) -> bool:
         return self.cells.has_room(peer)
@@ -211,17 +212,17 @@ class EncodingSource:
         places = rows.offsets * _WORD
         part, offset = 0, cell.offset
         for layer in range(header.first_layer, header.end_layer):
-            kind = self._units.layer_kinds[layer]
             of_page, of_slot = layer_parts(self._units.layout, layer, self._units)
-            ids = chunk.local_pages if kind.keeps_pages else () if slot is None else (slot,)
-            parts = len(ids) * len(of_page if kind.keeps_pages else of_slot)
-            if ids and self._units.encoded(layer):
+            ids = chunk.local_pages if of_page else () if slot is None else (slot,)
+            parts, form = len(of_page or of_slot), self._units.form(layer)
+            if ids and form is not None:
                 self._codec.encode(layer, ids, offset)
-                lengths = rows.lengths[part : part + parts] * _WORD
-                places[part : part + parts] = offset + np.cumsum(lengths) - lengths
-                offset += int(lengths.sum())
-            # A draft layer's carried values are sent from their place in the arena.
-            part += parts + (0 if slot is None or not kind.keeps_pages else len(of_slot))
+                runs = len(ids) * form.runs
+                own = places[part : part + len(ids) * parts].reshape(len(ids), parts)
+                own[:, : form.runs] = (offset + np.arange(runs) * form.sent).reshape(len(ids), -1)
+                offset += runs * form.sent
+            # Whole parts, and a state beside pages, are sent from their place in the arena.
+            part += len(ids) * parts + (len(of_slot) if of_page and slot is not None else 0)
         assert offset <= cell.offset + cell.size
         return places
 

@@ -1,15 +1,19 @@
 """Rows and units as sent on the wire: their formats and lengths.
 
-Pure. A unit is a block of KV, or the state of one GDN layer; a row is a part of it with one scale.
-Formats know rows; units know a layout.
+Pure. A unit is a block, or the state of one layer; a row is a part of it with one scale. Formats
+know rows; units know a layout.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 
 import torch
 
 from tasuki.pycache.fp8_rows import decode_rows, encode_rows
-from tasuki.pycache.layout import CacheLayout, LayerKind, itemsize
+from tasuki.pycache.layout import CacheLayout, Span
+from tasuki.pycache.parts import Heads, LayerCache, Part
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.settings import Precision, WirePrecision
 
@@ -73,83 +77,132 @@ class WireError(TransferError):
 
 
 @dataclass(frozen=True)
+class Piece:
+    """Piece of a unit: a part, or one head of it. held: bytes in the arena. form: its row format on
+    the wire; None: sent unchanged."""
+
+    part: Part
+    held: int
+    form: RowFormat | None
+
+    @property
+    def sent(self) -> int:
+        return self.held if self.form is None else self.form.encoded_bytes
+
+
+@dataclass(frozen=True)
+class UnitForm:
+    """Form on the wire of one layer's encoded units: `runs` equal runs, each of pieces end to end.
+    A block has a run for each head; a state is one run."""
+
+    runs: int
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def held(self) -> int:
+        """Return the bytes of one run in the arena."""
+        return sum(piece.held for piece in self.pieces)
+
+    @cached_property
+    def sent(self) -> int:
+        """Return the bytes of one run on the wire."""
+        return sum(piece.sent for piece in self.pieces)
+
+    @property
+    def numbers(self) -> int:
+        """Return the number of encoded numbers of a unit."""
+        forms = (piece.form for piece in self.pieces if piece.form is not None)
+        return self.runs * sum(form.rows * form.width for form in forms)
+
+
+@dataclass(frozen=True)
 class WireUnits:
-    """Lengths on the wire of a layout's units: a block of KV, and the state of one GDN layer.
+    """Lengths on the wire of a layout's units: the block of a layer, and its state.
 
     A unit arrives at the beginning of its block or state, so it is never longer. Knows layout and
     precision, but not pages, transfers or the encoder. Immutable.
 
-    kv, state: row formats of one head's share of a block, and of a recurrent state; None: sent
-    unchanged. A block's heads are sent one after the other. A row belongs to one token in one head,
-    or to one value dimension of the state. A scale covers no more than a row, so page content
-    behind the prompt's end affects no other value.
+    Only parts cut by heads are encoded. A block's heads are sent one after the other, and its whole
+    parts straight to their places. A layer with pages has an exact state. A row is the last
+    dimension of a part. A scale covers no more than a row, so page content behind the prompt's end
+    affects no other value. forms: of the layers with encoded units.
     """
 
     layout: CacheLayout
-    kv: RowFormat | None
-    state: RowFormat | None
+    forms: dict[LayerCache, UnitForm] = field(default_factory=dict)
 
     @staticmethod
     def of(layout: CacheLayout, precision: WirePrecision) -> "WireUnits":
         """Return the lengths for a layout and a precision. Raises WireError if the precision saves
         nothing over the arena's dtype."""
-        _, sides, tokens, width = layout.kv_shape
-        value_heads, value_dim, key_dim = layout.ssm_shape
-        values = value_heads * value_dim
-        states = values * key_dim * itemsize(layout.ssm_dtype)
-        return WireUnits(
-            layout,
-            _format("kv", precision.kv, sides * tokens, width, layout.head_bytes, layout.kv_dtype),
-            _format("state", precision.state, values, key_dim, states, layout.ssm_dtype),
-        )
+        forms: dict[LayerCache, UnitForm] = {}
+        for cache in dict.fromkeys(layout.layers):
+            runs, wanted, columns = 1, precision.state, cache.slot
+            if cache.page:
+                runs, wanted, columns = cache.heads, precision.kv, cache.by_heads
+            form = UnitForm(runs, tuple(_piece(part, wanted, cache) for part in columns))
+            if form.numbers:
+                forms[cache] = form
+        for name, wanted, paged, dtype in (
+            ("kv", precision.kv, True, layout.page_dtype),
+            ("state", precision.state, False, layout.state_dtype),
+        ):
+            asked = wanted is not Precision.EXACT
+            if asked and not any(bool(cache.page) is paged for cache in forms):
+                raise WireError(
+                    f"wire_{name} {wanted.value} saves nothing over {dtype}, which the arena "
+                    "holds: leave it exact"
+                )
+        return WireUnits(layout, forms)
 
     @property
-    def layer_kinds(self) -> tuple[LayerKind, ...]:
-        return self.layout.layer_kinds
+    def layers(self) -> tuple[LayerCache, ...]:
+        return self.layout.layers
 
-    @property
-    def block_bytes(self) -> int:
-        if self.kv is None:
-            return self.layout.block_bytes
-        return self.layout.kv_heads * self.kv.encoded_bytes
+    @cached_property
+    def _of_layer(self) -> Sequence[UnitForm | None]:
+        return [self.forms.get(cache) for cache in self.layers]
 
-    @property
-    def carry_bytes(self) -> int:
-        """Return the bytes carried over by a draft layer; they are sent unchanged."""
-        return self.layout.carry_bytes
+    def form(self, layer: int) -> UnitForm | None:
+        """Return the form of the layer's units; None if they are sent unchanged. Its units are its
+        blocks, or its states if it has no blocks."""
+        return self._of_layer[layer]
 
-    @property
-    def state_layer_bytes(self) -> int:
-        """Return the sent bytes of one layer's state: the convolution's state first, unchanged."""
-        if self.state is None:
-            return self.layout.state_layer_bytes
-        return self.layout.conv_bytes + self.state.encoded_bytes
+    def block_length(self, layer: int) -> int:
+        if not self.layers[layer].page:
+            return 0
+        return sum(row.length for row in self.block_rows(layer))
 
-    def encoded(self, layer: int) -> bool:
-        """Return True if the layer's units are sent encoded. Its units are its blocks, or its
-        states if it has no blocks. A draft layer's carried bytes are never encoded."""
-        return (self.kv if self.layer_kinds[layer].keeps_pages else self.state) is not None
+    def block_rows(self, layer: int) -> tuple[Span, ...]:
+        """Return the byte ranges of a block to be written: encoded heads from the block's
+        beginning, then each whole part in its place."""
+        rows, form = self.layout.block_rows(layer), self.form(layer)
+        if form is None:
+            return rows
+        heads = (Span(head * form.sent, form.sent) for head in range(form.runs))
+        return (*heads, *rows[form.runs :])
+
+    def state_length(self, layer: int) -> int:
+        form = self.form(layer)
+        if form is None or self.layers[layer].page:
+            return self.layout.state_length(layer)
+        return form.sent
 
     @property
     def largest_encoded(self) -> int:
         """Return the bytes of the longest encoded unit; 0 if no units are encoded."""
-        return max(
-            0 if self.kv is None else self.block_bytes,
-            0 if self.state is None else self.state_layer_bytes,
-        )
+        return max((form.runs * form.sent for form in self.forms.values()), default=0)
 
 
-def _format(
-    name: str, precision: Precision, rows: int, width: int, held: int, dtype: str
-) -> RowFormat | None:
-    """Return the row format for this precision; None if it is exact. held: bytes of the same rows
-    in an arena, stored as dtype. Raises WireError if the format saves nothing."""
-    if precision is Precision.EXACT:
-        return None
-    made = RowFormat(precision, rows, width)
-    if made.encoded_bytes >= held:
-        raise WireError(
-            f"wire_{name} {precision.value} saves nothing over {dtype}, which the arena holds: "
-            "leave it exact"
-        )
-    return made
+def _piece(part: Part, wanted: Precision, cache: LayerCache) -> Piece:
+    """Return the piece for a part of a state, or for one head of a block's part. It is encoded only
+    if that saves bytes."""
+    rows, held = prod(part.shape[:-1]), part.column_length
+    if cache.page:
+        rows, held = prod(part.shape[1:-1]), part.row_bytes
+    floats = part.dtype in ("float32", "bfloat16", "float16")
+    if wanted is not Precision.EXACT and floats and isinstance(part.cut, Heads):
+        form = RowFormat(wanted, rows, part.shape[-1])
+        if form.encoded_bytes < held:
+            return Piece(part, held, form)
+    return Piece(part, held, None)

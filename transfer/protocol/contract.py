@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
+from tasuki.pycache.layout import LAYERS, PAGE_TOKENS, CacheLayout
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.settings import Precision
 
@@ -12,19 +12,14 @@ NOT_USED = "(not used)"
 _CARRIED = frozenset({"tensor_parallel"})
 """Required contract fields allowed to differ between the nodes."""
 _FLAGS = {
-    "conv_dtype": "--dtype",
-    "kv_dtype": "--kv-dtype",
-    "ssm_dtype": "--ssm-dtype",
     "wire_kv": "--wire-kv",
     "wire_state": "--wire-state",
     "draft_layers": "--draft-layer",
 }
-"""Command-line flag setting each contract field, by field."""
-OF_DTYPE = ("conv_dtype", "carry_dtype")
-"""Layout fields set by the engine's --dtype."""
-_OF_DTYPE = frozenset({"carry_dtype", "kv_dtype"})
-"""Contract fields derived from the dtype. If they differ together with it, only --dtype is named as
-the fix."""
+"""Command-line flag setting each contract field, by field. A layout names those of its fields."""
+_DTYPE, _STORED = "--dtype", "--kv-dtype"
+"""Flags of the dtype, and of what follows it by default. If fields of both differ, only the first
+is named as the fix."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +36,27 @@ class ContractMismatch(TransferError):
     """Difference of two contracts: the nodes would interpret bytes differently. `differences` names
     every such field."""
 
-    def __init__(self, differences: tuple[Difference, ...]) -> None:
+    def __init__(
+        self, differences: tuple[Difference, ...], flags: Mapping[str, str] = _FLAGS
+    ) -> None:
+        """flags: command-line flag of each field set by one."""
         self.differences = differences
         listed = "; ".join(f"{d.field}: ours {d.ours}, theirs {d.theirs}" for d in differences)
-        super().__init__(f"contract mismatch: {listed}; {_fix(differences)}")
+        super().__init__(f"contract mismatch: {listed}; {_fix(differences, flags)}")
 
 
-def _fix(differences: tuple[Difference, ...]) -> str:
-    named = {difference.field: difference for difference in differences}
-    causes = named.keys() - (_OF_DTYPE if "conv_dtype" in named else set())
-    if not causes or not causes <= _FLAGS.keys():
+def _fix(differences: tuple[Difference, ...], flags: Mapping[str, str]) -> str:
+    of_flags = {flags.get(one.field, ""): one for one in differences}
+    if _DTYPE in of_flags:
+        of_flags.pop(_STORED, None)
+    if not of_flags or "" in of_flags:
         return "start both nodes with one version, checkpoint and wire"
-    flags = [flag for field, flag in _FLAGS.items() if field in causes]
-    values = ""
-    # A layout names the stored dtypes, but the flags name fp8 and bf16 for keys and values.
-    if len(causes) == 1 and "kv_dtype" not in causes:
-        (cause,) = (named[field] for field in causes)
-        values = f", {cause.ours} or {cause.theirs}"
-    return f"give both nodes the same {' and '.join(flags)}{values}"
+    # A layout names the stored dtypes, but --kv-dtype names fp8 and bf16.
+    ((flag, cause), *more) = of_flags.items()
+    unnamed = more or flag == _STORED or cause.field == LAYERS
+    values = "" if unnamed else f", {cause.ours} or {cause.theirs}"
+    named = [flag for flag in dict.fromkeys(flags.values()) if flag in of_flags]
+    return f"give both nodes the same {' and '.join(named)}{values}"
 
 
 @dataclass(frozen=True)
@@ -91,16 +89,16 @@ class Contract:
     pictures: Mapping[str, str] = field(default_factory=dict)
 
     def flat(self) -> dict[str, str]:
-        """Return all contract fields as texts by name, with the layout's fields; layer_kinds leaves
-        out draft layers."""
+        """Return all contract fields as texts by name, with the layout's fields."""
         apart = {"layout", "pictures"}
         values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name not in apart}
-        for each in fields(self.layout):
-            values[each.name] = str(getattr(self.layout, each.name))
-        kinds = [kind for kind in self.layout.layer_kinds if kind is not LayerKind.DRAFT]
-        values["layer_kinds"] = ",".join(kind.value for kind in kinds)
-        values["draft_layers"] = str(self.layout.draft_layers)
-        return values
+        values |= {field.name: field.text for field in self.layout.described}
+        return values | {"draft_layers": str(self.layout.draft_layers)}
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Return the command-line flag of each field set by one."""
+        return {f.name: f.flag for f in self.layout.described if f.flag} | _FLAGS
 
 
 def pictures_pair(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:

@@ -3,33 +3,29 @@
 Pure.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.pycache.layout import CacheLayout, LayerKind, key_heads
+from tasuki.pycache.parts import LayerCache
 from tasuki.transfer.chunks.digest import ArenaChunk, ChunkRows, place_seeds, state_seeds
 
-from .links import LinkSegments, RankLink, rank_links
+from .links import RankLink, Segment
 from .region import RankSpans
-
-_NO_HEADS: dict[str, Any] = {"kv": range(0), "keys": range(0), "values": range(0), "carry": False}
-"""Fields of a link without any heads; one of them is then set to a single head."""
 
 
 @dataclass(frozen=True)
 class HeadPart:
     """Part of a chunk summed for a digest between nodes of several ranks: one head of a block, or
-    of a state.
+    of a state. A whole part is one head.
 
     Pure. The part's number names the head in the whole model, and its copy. So the sum is the same
     on any rank with the bytes.
 
-    rank: the rank with the bytes in its arena. begin, length: byte range within a block, or within
-    a slot. copies, turn: for blocks, the part covers pages with page % copies == turn. number:
+    rank: the rank with the bytes in its arena. begin, length: byte range within a layer's block or
+    its state. copies, turn: for blocks, the part covers pages with page % copies == turn. number:
     number of head and copy, among all parts of a layer's blocks, or of its states.
     """
 
@@ -41,56 +37,29 @@ class HeadPart:
     turn: int = 0
 
 
-def block_parts(layout: CacheLayout, senders: int, receivers: int) -> list[HeadPart]:
-    """Return the parts of one page in one layer, for all receiver ranks. layout: layout of a single
-    rank with all heads. senders, receivers: numbers of ranks."""
-    copies = max(1, receivers // layout.kv_heads)
-    found = []
-    for link in rank_links(layout, senders, receivers):
-        for head in link.kv:
-            of_head = replace(link, **_NO_HEADS | {"kv": range(head, head + 1)})
-            (segment,) = LinkSegments(layout, senders, receivers, of_head).of_block()
-            number = head + link.target % copies * layout.kv_heads
-            found.append(
-                HeadPart(
-                    link.source, segment.source, segment.length, number, link.copies, link.turn
-                )
-            )
+def head_parts(
+    senders: int, receivers: int, segments: Callable[[RankLink], Iterable[Segment]]
+) -> list[HeadPart]:
+    """Return the parts of one layer's block or state, for all receiver ranks. segments: returns
+    those of a link, RankLink.of_block() or of_state(). senders, receivers: numbers of ranks. Raises
+    ValueError if heads cannot be divided among the ranks, or are no whole 64-bit words."""
+    found = [
+        HeadPart(
+            source,
+            segment.source + head * segment.size,
+            segment.size,
+            segment.number + head,
+            segment.copies,
+            segment.turn,
+        )
+        for source in range(senders)
+        for target in range(receivers)
+        for segment in segments(RankLink(source, target, senders, receivers))
+        for head in range(segment.heads)
+    ]
+    if any(part.begin % _WORD or part.length % _WORD for part in found):
+        raise ValueError("a head of this model's states is no whole number of 64-bit words")
     return found
-
-
-def state_parts(layout: CacheLayout, senders: int, receivers: int, layer: int) -> list[HeadPart]:
-    """Return the parts of one layer's state in a slot, for all receiver ranks. layout: layout of a
-    single rank with all heads. senders, receivers: numbers of ranks."""
-    found = []
-    for link in rank_links(layout, senders, receivers):
-        for of_head, numbers in _heads(layout, link, layer):
-            segments = LinkSegments(layout, senders, receivers, of_head).of_state(layer)
-            for segment, number in zip(segments, numbers, strict=True):
-                found.append(HeadPart(link.source, segment.source, segment.length, number))
-    return found
-
-
-def _heads(
-    layout: CacheLayout, link: RankLink, layer: int
-) -> Iterator[tuple[RankLink, tuple[int, ...]]]:
-    """Yield, for each head of the link, a link with this head alone and the numbers of the head's
-    parts in the layer's state.
-
-    Parts are [q | k | v] of the convolution, then the recurrent state. A draft layer has one part
-    for each receiver rank: the carried bytes.
-    """
-    keys, values = key_heads(layout), layout.value_heads
-    if layout.layer_kinds[layer] is LayerKind.DRAFT:
-        if link.carry:
-            yield replace(link, **_NO_HEADS | {"carry": True}), (link.target,)
-        return
-    for head in link.keys:
-        yield replace(link, **_NO_HEADS | {"keys": range(head, head + 1)}), (head, keys + head)
-    for head in link.values:
-        first = 2 * keys + head
-        alone = replace(link, **_NO_HEADS | {"values": range(head, head + 1)})
-        yield alone, (first, first + values)
 
 
 BY_HEADS = 64
@@ -101,14 +70,14 @@ _NO_ROWS = np.empty(0, dtype=np.int64)
 Indices = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
 class _State:
     """Parts of one layer's state in slot 0. begins: byte offsets in the region of all ranks.
     lengths: bytes. numbers: number of each part in the whole model."""
 
-    begins: Indices
-    lengths: Indices
-    numbers: Indices
+    def __init__(self, ours: RankSpans, layer: int, parts: list[HeadPart]) -> None:
+        first = ours.part.state_span(layer, 0).offset
+        rows = [(first + ours.base(p.rank) + p.begin, p.length, p.number) for p in parts]
+        self.begins, self.lengths, self.numbers = np.array(rows, dtype=np.int64).T
 
 
 class HeadRows:
@@ -125,29 +94,21 @@ class HeadRows:
     """
 
     def __init__(self, ours: RankSpans, receivers: int) -> None:
-        whole = ours.layout
         self._ours = ours
-        self._block = block_parts(whole, ours.ranks, receivers)
-        self._states: dict[int, _State] = {}
-        every = [*self._block]
-        first_of: dict[LayerKind, tuple[int, list[HeadPart]]] = {}
-        for layer, kind in enumerate(whole.layer_kinds):
-            if not kind.keeps_state:
-                continue
-            if kind not in first_of:
-                first_of[kind] = layer, state_parts(whole, ours.ranks, receivers, layer)
-            # Layers of a kind have the same parts, at a constant distance.
-            first, parts = first_of[kind]
-            further = ours.part.state_span(layer, 0).offset - ours.part.state_span(first, 0).offset
-            begins = [ours.base(part.rank) + part.begin + further for part in parts]
-            self._states[layer] = _State(
-                np.array(begins, dtype=np.int64),
-                np.array([part.length for part in parts], dtype=np.int64),
-                np.array([part.number for part in parts], dtype=np.int64),
-            )
-            every += parts
-        if any(part.begin % _WORD or part.length % _WORD for part in every):
-            raise ValueError("a head of this model's states is no whole number of 64-bit words")
+        ranks = ours.ranks, receivers
+        blocks: dict[LayerCache, list[HeadPart]] = {}
+        states: dict[LayerCache, list[HeadPart]] = {}
+        # Layers of a kind have the same parts, at a constant distance.
+        for cache in dict.fromkeys(ours.layout.layers):
+            blocks[cache] = head_parts(*ranks, lambda link, of=cache: link.of_block(of))  # type: ignore[misc]
+            states[cache] = head_parts(*ranks, lambda link, of=cache: link.of_state(of))  # type: ignore[misc]
+        layers = ours.layout.layers
+        self._blocks = [blocks[cache] for cache in layers]
+        self._states = {
+            layer: _State(ours, layer, states[cache])
+            for layer, cache in enumerate(layers)
+            if cache.slot
+        }
 
     def of_chunk(self, chunk: ArenaChunk) -> ChunkRows:
         header, part = chunk.header, self._ours.part
@@ -161,16 +122,16 @@ class HeadRows:
             seeds.append(mixed.view(np.int64))
 
         for layer in range(header.first_layer, header.end_layer):
-            kind = self._ours.layout.layer_kinds[layer]
+            cache = self._ours.layout.layers[layer]
             identity = (chunk.transfer_id, chunk.generation, layer)
-            if kind.keeps_pages:
+            if cache.page:
                 begins = part.page_span(layer, 0).offset + pages * part.block_bytes
-                for head in self._block:
+                for head in self._blocks[layer]:
                     mine = places % head.copies == head.turn
                     own = self._ours.base(head.rank) + head.begin + begins[mine]
                     mixed = place_seeds(*identity, places[mine], head.number)
                     add(own, np.full(len(own), head.length), mixed)
-            if kind.keeps_state and chunk.slot is not None:
+            if cache.slot and chunk.slot is not None:
                 state = self._states[layer]
                 further = chunk.slot * part.slab_bytes
                 mixed = state_seeds(*identity, state.numbers)

@@ -4,6 +4,7 @@ Owns no memory. Thread rule: ChunkSource's.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from tasuki.transfer.chunks.descriptors import Segments, UnitSizes, merge_segmen
 from tasuki.transfer.chunks.digest import ArenaChunk, ChunkRows, Digester
 
 from .head_rows import BY_HEADS, HeadRows
-from .links import LinkSegments, Segment, rank_links
+from .links import RankLink, Segment, rank_links
 from .region import RankSpans
 
 _NOTHING = np.empty((0, 3), dtype=np.int64)
@@ -36,32 +37,22 @@ class RankedSegments:
     """
 
     def __init__(self, ours: RankSpans, theirs: RankSpans) -> None:
-        whole = ours.layout
-        links = [
-            LinkSegments(whole, ours.ranks, theirs.ranks, link)
-            for link in rank_links(whole, ours.ranks, theirs.ranks)
-        ]
         self._ours = ours
         self._theirs = theirs
-        self._blocks = [
-            (of_link.link, self._based(of_link, segment))
-            for of_link in links
-            for segment in of_link.of_block()
-        ]
-        self._states = {
-            layer: [
-                self._based(of_link, segment)
-                for of_link in links
-                for segment in of_link.of_state(layer)
-            ]
-            for layer, kind in enumerate(whole.layer_kinds)
-            if kind.keeps_state
-        }
+        links = rank_links(ours.layout, ours.ranks, theirs.ranks)
+        caches = dict.fromkeys(ours.layout.layers)
+        blocks = {c: [self._based(k, s) for k in links for s in k.of_block(c)] for c in caches}
+        states = {c: [self._based(k, s) for k in links for s in k.of_state(c)] for c in caches}
+        self._blocks = [blocks[cache] for cache in ours.layout.layers]
+        self._states = [states[cache] for cache in ours.layout.layers]
 
-    def _based(self, link: LinkSegments, segment: Segment) -> Segment:
+    def _based(self, link: RankLink, segment: Segment) -> Segment:
         """Return the link's segment with offsets in the memory regions of both nodes."""
-        source = self._ours.base(link.link.source) + segment.source
-        return Segment(source, self._theirs.base(link.link.target) + segment.target, segment.length)
+        return replace(
+            segment,
+            source=self._ours.base(link.source) + segment.source,
+            target=self._theirs.base(link.target) + segment.target,
+        )
 
     def of_chunk(
         self,
@@ -76,10 +67,10 @@ class RankedSegments:
         logical = np.arange(header.first_page, header.first_page + len(local))
         parts = [_NOTHING]
         for layer in range(header.first_layer, header.end_layer):
-            kind = self._ours.layout.layer_kinds[layer]
-            if kind.keeps_pages:
+            cache = self._ours.layout.layers[layer]
+            if cache.page:
                 parts += self._of_pages(layer, logical, local, remote)
-            if kind.keeps_state and slots is not None:
+            if cache.slot and slots is not None:
                 parts.append(self._of_state(layer, *slots))
         return merge_segments(np.concatenate(parts))
 
@@ -94,15 +85,16 @@ class RankedSegments:
         here = ours.page_span(layer, 0).offset + local * ours.block_bytes
         there = theirs.page_span(layer, 0).offset + remote * theirs.block_bytes
         found = []
-        for link, segment in self._blocks:
-            mine = logical % link.copies == link.turn
+        for segment in self._blocks[layer]:
+            mine = logical % segment.copies == segment.turn
             lengths = np.full(int(mine.sum()), segment.length)
             columns = (here[mine] + segment.source, there[mine] + segment.target, lengths)
             found.append(np.stack(columns, axis=1))
         return found
 
     def _of_state(self, layer: int, local: int, remote: int) -> Segments:
-        here, there = local * self._ours.part.slab_bytes, remote * self._theirs.part.slab_bytes
+        here = self._ours.part.state_span(layer, local).offset
+        there = self._theirs.part.state_span(layer, remote).offset
         rows = [(here + p.source, there + p.target, p.length) for p in self._states[layer]]
         return np.array(rows, dtype=np.int64).reshape(-1, 3)
 

@@ -45,14 +45,14 @@ class IncomingTransfer:
         self.sealed = False
         """True once the transfer is verified: later chunks are no part of it."""
         self._spoiled: int | None = None
-        self._kinds = layout.layer_kinds
-        self._full = [region.layer for region in layout.regions]
+        self._layers = layout.layers
+        self._paged = [region.layer for region in layout.regions]
         self._arrived: dict[int, ChunkDigest] = {}
         self.arrivals: deque[ArrivedChunk] = deque(maxlen=KEPT_CHUNKS)
         self.waits: deque[BarrierWait] = deque(maxlen=KEPT_CHUNKS)
-        self._pages = np.zeros((len(self._kinds), len(destination.pages)), dtype=np.bool_)
+        self._pages = np.zeros((len(self._layers), len(destination.pages)), dtype=np.bool_)
         # Without a granted slot no state is awaited.
-        self._states = np.full(len(self._kinds), destination.slot is None, dtype=np.bool_)
+        self._states = np.full(len(self._layers), destination.slot is None, dtype=np.bool_)
 
     @property
     def chunks_arrived(self) -> int:
@@ -66,11 +66,11 @@ class IncomingTransfer:
         pages or a state outside the destination."""
         granted = self.destination
         first, end = header.first_page, header.first_page + header.pages
-        if not 0 <= header.first_layer < header.end_layer <= len(self._kinds):
+        if not 0 <= header.first_layer < header.end_layer <= len(self._layers):
             raise OutOfBounds(
                 f"transfer {self.transfer_id}: layer chunk {header.sequence} names layers "
                 f"{header.first_layer} to "
-                f"{header.end_layer} of {len(self._kinds)}"
+                f"{header.end_layer} of {len(self._layers)}"
             )
         if header.carries_state and granted.slot is None:
             raise OutOfBounds(
@@ -104,7 +104,7 @@ class IncomingTransfer:
     def layer_arrived(self, layer: int) -> bool:
         """Return True if all bytes of the layer have arrived: its pages and its final state, as far
         as the layer has them."""
-        if self._kinds[layer].keeps_pages:
+        if self._layers[layer].page:
             return bool(self._pages[layer].all()) and bool(self._states[layer])
         return bool(self._states[layer])
 
@@ -154,8 +154,8 @@ class IncomingTransfer:
             )
         # Check all layers at once, because a check of each would cost more than everything else
         # here.
-        if not (self._states.all() and self._pages[self._full].all()):
-            layer = next(i for i in range(len(self._kinds)) if not self.layer_arrived(i))
+        if not (self._states.all() and self._pages[self._paged].all()):
+            layer = next(i for i in range(len(self._layers)) if not self.layer_arrived(i))
             raise ChunksMissing(
                 f"transfer {self.transfer_id}: layer {layer} was not sent completely"
             )

@@ -19,7 +19,8 @@ from tasuki.transfer.transports.base import Transport
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """Encoded part of a layer chunk, in one layer. ids: page ids, or the slot of a GDN layer."""
+    """Encoded part of a layer chunk, in one layer. ids: page ids, or in a layer without
+    pages the slot."""
 
     layer: int
     ids: tuple[int, ...]
@@ -45,9 +46,9 @@ class ChunkSink:
     ) -> Iterator[EncodedPart]:
         """Yield the encoded parts of the chunk, each once. pages, slot: ids of this arena."""
         for layer in range(header.first_layer, header.end_layer):
-            if not self._units.encoded(layer):
+            if self._units.form(layer) is None:
                 continue
-            blocks = self._units.layer_kinds[layer].keeps_pages
+            blocks = self._units.layers[layer].page
             ids = tuple(pages) if blocks else () if slot is None else (slot,)
             at_once = self._codec.batch(layer)
             for start in range(0, len(ids), at_once):

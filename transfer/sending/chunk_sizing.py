@@ -69,7 +69,7 @@ def chunk_runs(
 ) -> list[Run]:
     """Return the runs (first layer, end layer) of one forward's chunks: of fixed length if
     layers_per_window is given, else by the link's cost."""
-    layers = len(layout.layer_kinds)
+    layers = len(layout.layers)
     if layers_per_window is not None:
         return fixed_runs(layers, layers_per_window)
     pages, carries_state = len(plan.local_pages), plan.state_slot is not None

@@ -31,7 +31,6 @@ from tasuki.engine.tiers.store import (
     within,
 )
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.protocol.contract import OF_DTYPE
 
 from .kept_folder import DiskFailed, KeptFolder
 from .kept_index import KeptIndex
@@ -199,18 +198,22 @@ class DiskMemory:
         self.index.close()
 
 
+LayoutOf = Callable[[EngineConfig], CacheLayout]
+
+
 def disk_memory(
-    config: EngineConfig, layout: CacheLayout, contract: MakeContract
+    config: EngineConfig, layout_of: LayoutOf, contract: MakeContract
 ) -> DiskMemory | None:
     """Open the disk tier of a node: reserve its space, probe it and read its index.
 
-    Return None if the config has no disk. layout: this rank's layout; each rank gets its share of
-    disk_cache_gib. contract: makes the settings to compare before another run's bytes are used.
-    They include the rank if there are several. Raises EngineConfigError if the disk has too little
-    space, returns other bytes than written, or is in use.
+    Return None if the config has no disk. layout_of: returns this rank's layout for a config; each
+    rank gets its share of disk_cache_gib. contract: makes the settings to compare before another
+    run's bytes are used. They include the rank if there are several. Raises EngineConfigError if
+    the disk has too little space, returns other bytes than written, or is in use.
     """
     if config.disk_cache is None or config.disk_cache_gib is None:
         return None
+    layout = layout_of(config)
     slab = disk_slab_bytes(layout) * config.tensor_parallel
     slabs = int(config.disk_cache_gib * GIB) // slab
     if slabs < _FEWEST_SLABS:
@@ -221,7 +224,7 @@ def disk_memory(
     began = time.monotonic()
     parent, agreed = Path(config.disk_cache), contract()
     budget = config.disk_write_budget
-    _refuse_other_dtype(config, parent, agreed)
+    _refuse_other_dtype(config, parent, agreed, layout_of)
     late = DiskFailed(f"it took longer than {_START_SECONDS:g} s to be tried and read")
     try:
         file, index = within(_START_SECONDS, lambda: _opened(parent, agreed, layout, slabs), late)
@@ -239,15 +242,17 @@ def disk_memory(
     return DiskMemory(file, index, None if budget is None else budget * 1e6 / layout.page_bytes)
 
 
-def _refuse_other_dtype(config: EngineConfig, parent: Path, agreed: Mapping[str, str]) -> None:
+def _refuse_other_dtype(
+    config: EngineConfig, parent: Path, agreed: Mapping[str, str], layout_of: LayoutOf
+) -> None:
     """Raise EngineConfigError if the configured dtype is auto and the folder holds this model's
     data in another dtype. The data would be silently useless."""
     if config.dtype != AUTO_DTYPE or (parent / folder_of(contract_digest(agreed))).exists():
         return
     for dtype in set(DTYPES) - {config.compute_dtype}:
         other = replace(config, dtype=dtype)
-        theirs = {**agreed, "kv_dtype": other.stored_kv}
-        theirs |= {field: dtype for field in OF_DTYPE if field in agreed}
+        stored = {field.name: field.text for field in layout_of(other).described}
+        theirs = {**agreed, **{name: text for name, text in stored.items() if name in agreed}}
         kept = parent / folder_of(contract_digest(theirs))
         if kept.exists():
             raise EngineConfigError(

@@ -60,15 +60,11 @@ def rows_of_job(layout: CacheLayout, pages: Sequence[int], slot: int | None) -> 
     layer_segments(). Indices of sums are the pages in order, then the slot."""
     unit = len(pages)
     found = [np.empty((_LINES, 0), np.int64)]
-    kinds = list(enumerate(layout.layer_kinds))
-    for layer, kind in kinds:
-        if kind.keeps_state and slot is not None:
-            span = layout.state_span(layer, 0)
-            found.append(rows_of_state(layout, slot, span.offset, span.length, unit))
-    for layer, kind in kinds:
-        if kind.keeps_pages:
-            region = layout.regions[layout.kind_index(layer)]
-            found.append(rows_of_pages(layout, region.index, pages, 0))
+    for span in () if slot is None else layout.states:
+        assert slot is not None
+        found.append(rows_of_state(layout, slot, span.offset, span.length, unit))
+    for region in layout.regions:
+        found.append(rows_of_pages(layout, region.index, pages, 0))
     return np.concatenate(found, axis=1)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.costs import PrefillFlops, WeightSizes
 from tasuki.model.ops.attention.long_context import gathered_bytes
@@ -12,7 +13,6 @@ from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.ops.gdn.verify.kept_inputs import kept_bytes
 from tasuki.model.weights.layers import MoeWeights, tensors
 from tasuki.model.weights.source import TensorSource
-from tasuki.pycache.layout import LayerKind
 
 from .weights import ModelWeights, assemble
 

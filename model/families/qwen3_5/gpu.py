@@ -130,8 +130,8 @@ class Qwen35VerifySteps:
         self, tokens: Tensor, batch: VerifyBatch, arena: Arena, hooks: LayerHooks
     ) -> Qwen35Forward:
         operators = self.backend.bind_verify(batch, self.scratch)
-        carry = arena.carry[0] if arena.layout.draft_layers else None
-        operators.fold(arena.conv, carry)
+        carry = arena.views("carry")[0] if arena.layout.draft_layers else None
+        operators.fold(arena.views("conv"), carry)
         branch, residual = self.model.layers(tokens, operators, arena, hooks)
         found = Qwen35Forward(self.model, tokens, branch, residual, operators, arena)
         if arena.layout.draft_layers:
@@ -140,6 +140,7 @@ class Qwen35VerifySteps:
 
     @torch.inference_mode()
     def fold(self, turn: int, rows: FoldRows, arena: Arena) -> None:
-        gdn_fold(self.scratch.kept.of(turn), self.model.config, arena.conv, arena.ssm, rows)
+        states = arena.views("conv"), arena.views("ssm")
+        gdn_fold(self.scratch.kept.of(turn), self.model.config, *states, rows)
         if self.scratch.hidden is not None:
-            fold_carry(self.scratch.hidden, rows, arena.carry[0])
+            fold_carry(self.scratch.hidden, rows, arena.views("carry")[0])

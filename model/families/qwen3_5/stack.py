@@ -66,8 +66,8 @@ def keep_entries(
     """Write the draft layer's KV of a forward's tokens into their pages. Write the hidden state of
     the last token into every slot written by the forward. tokens [T]; hidden [T, width]: hidden
     states after the model's final norm. Raises NoDraftLayer."""
-    draft, carry = of_model(weights), arena.carry[0]
-    entries.write(tokens, hidden, weights.embedding, draft, arena.kv[-1], carry)
+    draft, carry = of_model(weights), arena.views("carry")[0]
+    entries.write(tokens, hidden, weights.embedding, draft, arena.views("kv")[-1], carry)
     entries.carry_over(hidden, carry)
 
 
@@ -76,7 +76,8 @@ def begin_step(tokens: Tensor, weights: ModelWeights, entries: StepEntries, aren
     the following computations. Raises NoDraftLayer."""
     draft = of_model(weights)
     with entries.beside():
-        entries.write(tokens, None, weights.embedding, draft, arena.kv[-1], arena.carry[0])
+        kv, carry = arena.views("kv")[-1], arena.views("carry")[0]
+        entries.write(tokens, None, weights.embedding, draft, kv, carry)
 
 
 class Qwen35Model:
@@ -132,7 +133,7 @@ class Qwen35Model:
     def carried(self, arena: Arena) -> Tensor:
         """Return the hidden state after the last token of each slot, [slots, hidden]. REQUIRES: the
         arena has a draft layer."""
-        return arena.carry[0]
+        return arena.views("carry")[0]
 
     def beside(self) -> "tuple[Qwen35Model, Notice]":
         """Return a model for forwards in parallel with this one's; see Model."""
@@ -167,7 +168,7 @@ class Qwen35Model:
         limited, else the part of own_head(). A CUDA graph may capture it. Raises NoDraftLayer."""
         weights, draft = self.weights, of_model(self.weights)
         mixed = operators.join(tokens, hidden, weights.embedding, draft)
-        hidden = operators.draft(mixed, draft, arena.kv[-1])
+        hidden = operators.draft(mixed, draft, arena.views("kv")[-1])
         head = weights.head if self._drafts is None else self._drafts.head
         return operators.head(hidden, head), hidden
 
@@ -201,7 +202,7 @@ class Qwen35Model:
         entries = operators.step_entries()
         begin_step(tokens, self.weights, entries, arena)
         branch, residual = self.layers(tokens, operators, arena, NullHooks())
-        entries.carry_over(branch, residual, self.weights.norm, arena.carry[0])
+        entries.carry_over(branch, residual, self.weights.norm, arena.views("carry")[0])
         return branch, residual
 
     @torch.inference_mode()
@@ -213,10 +214,10 @@ class Qwen35Model:
         for layer, weights in enumerate(self.weights.layers):
             mixer = weights.mixer
             if isinstance(mixer, GdnWeights):
-                index = arena.layout.kind_index(layer)
-                operators.gdn(inputs[layer], mixer, arena.conv[index], arena.ssm[index])
+                states = arena.view(layer, "conv"), arena.view(layer, "ssm")
+                operators.gdn(inputs[layer], mixer, *states)
         if arena.layout.draft_layers:
-            operators.entries().carry_over(inputs[self.config.layers], arena.carry[0])
+            operators.entries().carry_over(inputs[self.config.layers], arena.views("carry")[0])
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Return the logits [n, vocab] in the model's dtype, for some or all rows of the result of
@@ -278,15 +279,16 @@ class Qwen35Model:
         hooks: LayerHooks,
     ) -> tuple[Tensor, Tensor]:
         """Run the layer's mixer. Return its output before out_proj, and the residual stream."""
-        index, mixer = arena.layout.kind_index(layer), weights.mixer
+        mixer = weights.mixer
         projected, residual = operators.norm_project(
             branch, residual, weights.mixer_norm, mixer.in_proj
         )
         hooks.mixer_inputs(layer, projected)
         if isinstance(mixer, GdnWeights):
-            mixed = operators.gdn(projected, mixer, arena.conv[index], arena.ssm[index])
+            states = arena.view(layer, "conv"), arena.view(layer, "ssm")
+            mixed = operators.gdn(projected, mixer, *states)
         else:
-            mixed = operators.attention(projected, mixer, arena.kv[index])
+            mixed = operators.attention(projected, mixer, arena.view(layer, "kv"))
         return mixed, residual
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.weights.layers import (
     AttentionWeights,
@@ -23,7 +24,6 @@ from tasuki.model.weights.layers import (
 )
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.source import RandomSource, TensorSource
-from tasuki.pycache.layout import LayerKind
 from tasuki.utils.logs import Progress, no_progress
 
 
