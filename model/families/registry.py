@@ -12,11 +12,12 @@ from tasuki.model.vision.config import VisionConfig
 from .family import Family
 from .kimi_linear.family import KimiLinearFamily
 from .qwen3_5.family import Qwen35Family
+from .qwen3_next.family import Qwen3NextFamily
 
 AnyFamily: TypeAlias = Family[Any, Any]
 """A family that takes only configs and weights of its own type."""
 
-FAMILIES: tuple[AnyFamily, ...] = (Qwen35Family(), KimiLinearFamily())
+FAMILIES: tuple[AnyFamily, ...] = (Qwen35Family(), Qwen3NextFamily(), KimiLinearFamily())
 
 
 def family_of(config: ModelConfig) -> AnyFamily:

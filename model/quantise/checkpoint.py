@@ -112,7 +112,7 @@ MakeConfig = Callable[[Sequence[str]], dict[str, Any]]
 
 _MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?(?:gate|up|down)_proj"
 _ATTENTION = r"self_attn\.[qkvo]_proj"
-_GDN = r"linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)"
+_GDN = r"linear_attn\.(?:in_proj_qkvz?|in_proj_z|out_proj)"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .matrix import Kind, Segment
+from .matrix import Kind, Segment, runs_of
 from .quantised_segments import BLOCK, GROUP, Fp8, NvFp4
 
 COLUMNS = 128
@@ -56,6 +56,11 @@ class NvFp4Halves(Segment):
         first = self.shape[-2] - count
         factors = self.factors[:, first:].contiguous()
         return NvFp4Halves(self.packed[first:], self.groups[first:], factors, self.width)
+
+    def runs(self, rows: Sequence[range]) -> "NvFp4Halves":
+        factors = runs_of(self.factors.transpose(0, 1), rows).transpose(0, 1).contiguous()
+        packed, groups = runs_of(self.packed, rows), runs_of(self.groups, rows)
+        return NvFp4Halves(packed, groups, factors, self.width)
 
     def rows(self, begin: int, end: int) -> Tensor:
         low, high = self.packed[begin:end] & 15, self.packed[begin:end] >> 4

@@ -93,6 +93,11 @@ class Segment(ABC):
         scale covers rows on both sides of the boundary."""
         raise WeightsError(f"{count} rows would cut a {self.kind.value} matrix of {self.shape}")
 
+    @abstractmethod
+    def runs(self, rows: "Sequence[range]") -> "Segment":
+        """Return these runs of rows of a single matrix, one below the other, in new memory. Raises
+        WeightsError if a run would cut rows with a common scale."""
+
     @property
     def stored_as(self) -> tuple[str, ...]:
         """Return the storage format, and the shape of each tensor, as texts. Segments with equal
@@ -147,8 +152,20 @@ class Plain(Segment):
     def last_rows(self, count: int) -> "Plain":
         return Plain(self.values[-count:])
 
+    def runs(self, rows: Sequence[range]) -> "Plain":
+        return Plain(runs_of(self.values, rows))
+
     def pieces(self, dtype: torch.dtype) -> Iterator[Tensor]:
         yield self.values.to(dtype)
+
+
+def runs_of(tensor: Tensor, rows: Sequence[range]) -> Tensor:
+    """Return these runs of a tensor's first dimension, one behind the other, in new memory."""
+    # Move bytes, because not every operator knows e4m3.
+    narrow = tensor.dtype.itemsize == 1
+    codes = tensor.view(torch.uint8) if narrow else tensor
+    found = torch.cat([codes[run.start : run.stop] for run in rows])
+    return found.view(tensor.dtype) if narrow else found
 
 
 def named_kinds(kinds: Iterable[Kind]) -> str:
@@ -260,6 +277,12 @@ class Matrix:
             if not count:
                 break
         return Matrix(tuple(kept))
+
+    def runs(self, rows: Sequence[range]) -> "Matrix":
+        """Return these runs of rows, one below the other, in new memory. REQUIRES: the matrix is
+        one segment, and no stack. Raises WeightsError if a run would cut rows with a common
+        scale."""
+        return Matrix((self.only.runs(rows),))
 
     def to(self, device: torch.device) -> "Matrix":
         if all(segment.device == device for segment in self.segments):

@@ -17,12 +17,13 @@ value * group is exact in float32, so there is only one rounding. The two formul
 since neither number's reciprocal is exact.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .matrix import Kind, Segment
+from .matrix import Kind, Segment, WeightsError, runs_of
 
 BLOCK = 128
 """Number of rows, and of columns, in a block of the published block format. Blocks at the edges are
@@ -57,6 +58,18 @@ class Fp8(Segment):
                 return super().last_rows(count)
             scales = scales[first // self.block_rows :]
         return replace(self, values=self.values[first:], scales=scales)
+
+    def runs(self, rows: Sequence[range]) -> "Fp8":
+        values, unit = runs_of(self.values, rows), self.block_rows
+        if self.scales.shape[-2] == 1:
+            return replace(self, values=values)
+        if any(run.start % unit or run.stop % unit for run in rows):
+            raise WeightsError(
+                f"rows of a matrix {list(self.shape)} are stored in another order, and {unit} of "
+                "them have one scale: serve the checkpoint in BF16"
+            )
+        scales = [range(run.start // unit, run.stop // unit) for run in rows]
+        return replace(self, values=values, scales=runs_of(self.scales, scales))
 
     def rows(self, begin: int, end: int) -> Tensor:
         columns = self.values.shape[-1]
@@ -105,6 +118,15 @@ class NvFp4(Segment):
     def shape(self) -> tuple[int, ...]:
         *front, columns = self.packed.shape
         return (*front, 2 * columns)
+
+    def runs(self, rows: Sequence[range]) -> "NvFp4":
+        if self.multiplier.shape[-1] > 1:
+            raise WeightsError(
+                f"a matrix {list(self.shape)} has {self.multiplier.shape[-1]} scales for its rows, "
+                "and is stored in another order: serve the checkpoint in BF16"
+            )
+        packed, groups = runs_of(self.packed, rows), runs_of(self.groups, rows)
+        return replace(self, packed=packed, groups=groups)
 
     def rows(self, begin: int, end: int) -> Tensor:
         count, width = self.shape

@@ -44,7 +44,7 @@ NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")
 
 
 def sizes_of(config: DeltaNetConfig, dtype: torch.dtype) -> WeightSizes:
-    return weight_sizes(config, dtype, ShapesOnly())
+    return weight_sizes(config, assemble(config, ShapesOnly(), dtype, "meta"))
 
 
 def plan(

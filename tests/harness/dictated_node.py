@@ -3,7 +3,7 @@ the embedded model's tokenizer, a published chat template and the usual tags as 
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +15,8 @@ import torch
 from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.runner import cpu_runner
-from tasuki.model.families.qwen3_5.reader import config_of
-from tasuki.model.families.qwen3_5.stack import Qwen35Model
-from tasuki.model.families.qwen3_5.weights import random_weights
+from tasuki.model.families.loading import build_model, random_weights
+from tasuki.model.families.registry import config_of
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.named_checkpoints import embedded_model
@@ -75,13 +74,14 @@ def write_text_files(folder: Path, template: str) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(specification), encoding="utf-8")
 
 
-def tiny_parts_of(codec: TextCodec, arena_mib: int) -> EngineParts:
+def tiny_parts_of(codec: TextCodec, arena_mib: int, shape: Mapping[str, Any] = TINY) -> EngineParts:
     """Return engine parts with a model of random weights for the codec's vocabulary, with one layer
-    of each kind. No test reads text written by this model itself."""
+    of each kind. No test reads text written by this model itself. shape: config.json of its
+    family."""
     end = codec.require_tokenizer().added_tokens["<|im_end|>"]
     config = config_of(
         {
-            **TINY,
+            **shape,
             "num_hidden_layers": 2,
             "full_attention_interval": 2,
             "vocab_size": codec.vocab_size,
@@ -90,7 +90,7 @@ def tiny_parts_of(codec: TextCodec, arena_mib: int) -> EngineParts:
         }
     )
     layout = config.cache_layout("float32", "float32", "float32")
-    model = Qwen35Model(config, random_weights(config, 5, torch.float32))
+    model = build_model(config, random_weights(config, 5, torch.float32))
     return EngineParts(
         config, model, Arena(layout, arena_mib * 2**20 // layout.slab_bytes), StepCounter()
     )
@@ -153,13 +153,15 @@ class DictatedNode:
 
 
 @contextmanager
-def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
+def dictated_node(
+    folder: Path, template: str, shape: Mapping[str, Any] = TINY
+) -> Iterator[DictatedNode]:
     """Yield a running node with dictated answers. folder: an empty folder for the text files.
-    template: source text of the chat template."""
+    template: source text of the chat template. shape: config.json of the model's family."""
     write_text_files(folder, template)
     config = engine_config(folder)
     codec = TextCodec.load(folder, _VOCABULARY, _CONTEXT)
-    parts = tiny_parts_of(codec, arena_mib=32)
+    parts = tiny_parts_of(codec, 32, shape)
     vocabulary = Vocabulary.load(folder, _VOCABULARY, parts.model_config.eos_ids)
     parts = replace(parts, grammars=GrammarCompiler(vocabulary))
     dictation = Dictation()

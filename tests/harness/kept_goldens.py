@@ -31,25 +31,27 @@ _GIB = 2**30
 
 
 @cache
-def long_cases() -> dict[str, Golden]:
-    cases = cases_of(_MODEL).items()
+def long_cases(model: str = _MODEL) -> dict[str, Golden]:
+    cases = cases_of(model).items()
     found = {name: case for name, case in cases if len(case.prompt) > PAGE_TOKENS}
     assert len(found) >= 2
     return found
 
 
 @contextmanager
-def node(device: str, folder: Path | None = None, bucket: Bucket | None = None) -> Iterator[Lone]:
+def node(
+    device: str, folder: Path | None = None, bucket: Bucket | None = None, model: str = _MODEL
+) -> Iterator[Lone]:
     """Return an engine with an arena for the longest golden and little more. The host memory below
     it is twice as large. folder: folder of its disk tier. bucket: its remote store."""
-    layout = golden_parts(_MODEL, device).layout
-    longest = max(len(case.prompt) + len(case.greedy) for case in long_cases().values())
+    layout = golden_parts(model, device).layout
+    longest = max(len(case.prompt) + len(case.greedy) for case in long_cases(model).values())
     slabs = slabs_for(layout, longest)
     settings: dict[str, object] = {"host_cache_gib": (2 * slabs + 0.5) * layout.slab_bytes / _GIB}
     if folder is not None:
         settings["disk_cache"] = str(folder)
         settings["disk_cache_gib"] = 40 * slabs * layout.slab_bytes / _GIB
-    config = engine_config(reference_dir(_MODEL), device=device, max_batch=2, **settings)
+    config = engine_config(reference_dir(model), device=device, max_batch=2, **settings)
     built = build_parts(config)
     assert built.host is not None
     arena = Arena(layout, slabs, built.arena.bytes.device)
@@ -67,14 +69,14 @@ def node(device: str, folder: Path | None = None, bucket: Bucket | None = None) 
     engine.engine.close()
 
 
-def answer_all(engine: Lone) -> dict[str, m.HitBreakdown]:
+def answer_all(engine: Lone, model: str = _MODEL) -> dict[str, m.HitBreakdown]:
     """Assert each golden's answer, each after a prompt evicting the golden before. Returns the
     breakdown of cached tokens of each."""
-    for number, (name, case) in enumerate(long_cases().items()):
+    for number, (name, case) in enumerate(long_cases(model).items()):
         assert engine.ask(name, case.prompt, len(case.greedy)) == case.greedy, name
         push = prompt(engine.engine._cache.capacity_tokens(3) - PAGE_TOKENS, seed=number)
         engine.ask(f"push-{name}", [token % 100 for token in push], 1)
-    return {name: engine.hit(name) for name in long_cases()}
+    return {name: engine.hit(name) for name in long_cases(model)}
 
 
 def flip_all(folder: Path) -> None:

@@ -55,19 +55,23 @@ class TieredGoldens:
 
     @pytest.mark.parametrize("model", OWN_MODELS)
     def test_every_golden_comes_back_from_below(self, model: str) -> None:
-        engine = tiered_engine(model, self.device)
-        cases = {
-            name: case for name, case in cases_of(model).items() if len(case.prompt) > PAGE_TOKENS
-        }
-        assert len(cases) >= 2
-        for turn in range(2):
-            for name, case in cases.items():
-                answer = engine.ask(f"{name}-{turn}", case.prompt, len(case.greedy))
-                assert answer == case.greedy, (name, turn)
-                # The next golden must not find its prefix in the arena.
-                push = prompt(engine.engine._cache.capacity_tokens(3) - PAGE_TOKENS, seed=turn)
-                engine.ask(f"push-{name}-{turn}", [token % 100 for token in push], 1)
-        assert all(engine.hit(f"{name}-1").loaded for name in cases)
-        assert engine.engine.computed_behind_loads >= len(cases)
-        engine.assert_at_rest()
-        engine.engine.close()
+        come_back_from_below(model, self.device)
+
+
+def come_back_from_below(model: str, device: str) -> None:
+    """Assert the answer of each golden longer than a page, twice, with pages and states loaded from
+    host memory the second time."""
+    engine = tiered_engine(model, device)
+    cases = {name: case for name, case in cases_of(model).items() if len(case.prompt) > PAGE_TOKENS}
+    assert len(cases) >= 2
+    for turn in range(2):
+        for name, case in cases.items():
+            answer = engine.ask(f"{name}-{turn}", case.prompt, len(case.greedy))
+            assert answer == case.greedy, (name, turn)
+            # The next golden must not find its prefix in the arena.
+            push = prompt(engine.engine._cache.capacity_tokens(3) - PAGE_TOKENS, seed=turn)
+            engine.ask(f"push-{name}-{turn}", [token % 100 for token in push], 1)
+    assert all(engine.hit(f"{name}-1").loaded for name in cases)
+    assert engine.engine.computed_behind_loads >= len(cases)
+    engine.assert_at_rest()
+    engine.engine.close()

@@ -12,9 +12,8 @@ from tasuki.model.ops.attention.rope import rotary_cache_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.ops.gdn.verify.kept_inputs import kept_bytes
 from tasuki.model.weights.layers import MoeWeights, tensors
-from tasuki.model.weights.source import TensorSource
 
-from .weights import ModelWeights, assemble
+from .weights import ModelWeights
 
 
 def prefill_flops(config: DeltaNetConfig) -> PrefillFlops:
@@ -39,10 +38,8 @@ def _feed_forward(config: DeltaNetConfig) -> int:
     return config.hidden * (3 * chosen + shape.experts)
 
 
-def weight_sizes(config: DeltaNetConfig, dtype: torch.dtype, source: TensorSource) -> WeightSizes:
-    """Count and return the bytes of a model's weights. dtype: of unquantised weights. source:
-    shapes of the stored tensors, without memory. Raises WeightsError from the source."""
-    weights = assemble(config, source, dtype, "meta")
+def weight_sizes(config: DeltaNetConfig, weights: ModelWeights) -> WeightSizes:
+    """Count and return the bytes of a model's weights, which have no memory (meta tensors)."""
     routed = sum(
         layer.mlp.gate_up.nbytes + layer.mlp.down.nbytes
         for layer in weights.layers

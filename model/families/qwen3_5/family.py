@@ -66,7 +66,7 @@ class Qwen35Family(Family[DeltaNetConfig, ModelWeights]):
     def weight_sizes(
         self, config: DeltaNetConfig, dtype: torch.dtype, source: TensorSource
     ) -> WeightSizes:
-        return weight_sizes(config, dtype, source)
+        return weight_sizes(config, self.assemble(config, source, dtype, "meta"))
 
     def gpu_sizes(self, config: DeltaNetConfig) -> Qwen35GpuSizes:
         return Qwen35GpuSizes(config)

@@ -32,7 +32,7 @@ another value would be ignored."""
 
 def read_config(file: ConfigFile) -> DeltaNetConfig:
     """Return the model's shape. Raises ModelConfigError."""
-    return _Reader(file).config()
+    return ConfigReader(file, DENSE_TYPES, MOE_TYPES).config()
 
 
 def load_config(directory: Path | str) -> DeltaNetConfig:
@@ -48,11 +48,14 @@ def config_of(
     return read_config(ConfigFile.of(raw, generation, source))
 
 
-class _Reader:
+class ConfigReader:
     """A reader of one config.json. It knows the meaning of the fields. Each error names the field
     at fault."""
 
-    def __init__(self, file: ConfigFile) -> None:
+    def __init__(self, file: ConfigFile, dense: frozenset[str], experts: frozenset[str]) -> None:
+        """dense, experts: values of model_type of models without and with experts."""
+        self._dense = dense
+        self._experts = experts
         self._file = file
         self._text = file.text
         self._model_type = self._supported_type(file.outer)
@@ -90,8 +93,8 @@ class _Reader:
 
     def _supported_type(self, holder: ConfigFields) -> str:
         name = holder.get("model_type")
-        if name not in DENSE_TYPES | MOE_TYPES:
-            known = ", ".join(sorted(DENSE_TYPES | MOE_TYPES))
+        if name not in self._dense | self._experts:
+            known = ", ".join(sorted(self._dense | self._experts))
             raise holder.error("model_type", f"is {name!r}, which is unknown here", f"use {known}")
         return str(name)
 
@@ -116,7 +119,7 @@ class _Reader:
         return tuple(known[name] for name in names)
 
     def _feed_forward(self) -> DenseShape | MoeShape:
-        if self._model_type in DENSE_TYPES:
+        if self._model_type in self._dense:
             return DenseShape(self._text.size("intermediate_size"))
         intermediate = self._text.size("moe_intermediate_size")
         return MoeShape(

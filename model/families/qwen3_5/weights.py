@@ -46,7 +46,7 @@ def assemble(
 ) -> ModelWeights:
     """Read every tensor needed by the config from the source, one at a time, and return the
     weights. progress: called with the number of layers done and in all. Raises WeightsError."""
-    return _Assembler(config, source, dtype, torch.device(device)).model(progress)
+    return Assembler(config, source, dtype, torch.device(device)).model(progress)
 
 
 def random_weights(
@@ -57,17 +57,19 @@ def random_weights(
     return assemble(config, RandomSource(seed, device), dtype, device)
 
 
-class _Assembler:
+class Assembler:
+    """Puts the weights of one config together, tensor by tensor."""
+
     def __init__(
         self, config: DeltaNetConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._config = config
+        self.config = config
         self._source = source
         self._dtype = dtype
         self._device = device
 
     def model(self, progress: Progress) -> ModelWeights:
-        config = self._config
+        config = self.config
         table = (config.vocab, config.hidden)
         embedding = self._read("embed_tokens.weight", *table)
         layers: list[LayerWeights] = []
@@ -82,15 +84,15 @@ class _Assembler:
             Matrix.of(embedding if rows is None else embedding[rows.start : rows.stop])
             if config.tied
             else laid_out(
-                self._matrix("lm_head.weight", len(rows or range(config.vocab)), config.hidden)
+                self.matrix("lm_head.weight", len(rows or range(config.vocab)), config.hidden)
             )
         )
         return ModelWeights(embedding, head, tuple(layers), norm, draft)
 
     def _draft(self) -> DraftWeights:
-        hidden = self._config.hidden
+        hidden = self.config.hidden
         return DraftWeights(
-            fc=laid_out(self._matrix("mtp.fc.weight", hidden, 2 * hidden)),
+            fc=laid_out(self.matrix("mtp.fc.weight", hidden, 2 * hidden)),
             embedding_norm=self._centred("mtp.pre_fc_norm_embedding.weight", hidden),
             hidden_norm=self._centred("mtp.pre_fc_norm_hidden.weight", hidden),
             layer=self._layer("mtp.layers.0", LayerKind.DRAFT),
@@ -98,8 +100,8 @@ class _Assembler:
         )
 
     def _layer(self, prefix: str, kind: LayerKind) -> LayerWeights:
-        hidden = self._config.hidden
-        shape = self._config.feed_forward
+        hidden = self.config.hidden
+        shape = self.config.feed_forward
         gdn = kind is LayerKind.GDN
         return LayerWeights(
             mixer_norm=self._centred(f"{prefix}.input_layernorm.weight", hidden),
@@ -116,51 +118,58 @@ class _Assembler:
             ),
         )
 
+    def gdn_projections(self, prefix: str) -> list[Matrix]:
+        """Return the matrices of a GDN layer's input, whose rows are [q | k | v | z | b | a]."""
+        config = self.config
+        heads, width = config.value_heads, config.value_heads * config.value_dim
+        rows = (("qkv", config.conv_channels), ("z", width), ("b", heads), ("a", heads))
+        return [
+            self.matrix(f"{prefix}.in_proj_{name}.weight", n, config.hidden) for name, n in rows
+        ]
+
     def _gdn(self, prefix: str) -> GdnWeights:
-        config = self._config
+        config = self.config
         heads, hidden = config.value_heads, config.hidden
         width = heads * config.value_dim
-        rows = (("qkv", config.conv_channels), ("z", width), ("b", heads), ("a", heads))
-        in_proj = [self._matrix(f"{prefix}.in_proj_{name}.weight", n, hidden) for name, n in rows]
         conv = self._read(f"{prefix}.conv1d.weight", config.conv_channels, 1, config.conv_width)
         return GdnWeights(
-            in_proj=laid_out(Matrix.fused(in_proj)),
+            in_proj=laid_out(Matrix.fused(self.gdn_projections(prefix))),
             conv=for_device(conv.squeeze(1)),
             decay_rate=-self._float(f"{prefix}.A_log", heads).exp(),
             dt_bias=self._float(f"{prefix}.dt_bias", heads),
             norm=self._float(f"{prefix}.norm.weight", config.value_dim),
-            out_proj=laid_out(self._matrix(f"{prefix}.out_proj.weight", hidden, width)),
+            out_proj=laid_out(self.matrix(f"{prefix}.out_proj.weight", hidden, width)),
         )
 
     def _attention(self, prefix: str) -> AttentionWeights:
-        config = self._config
+        config = self.config
         query, kv = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
         rows = (("q", 2 * query), ("k", kv), ("v", kv))
         in_proj = [
-            self._matrix(f"{prefix}.{name}_proj.weight", n, config.hidden) for name, n in rows
+            self.matrix(f"{prefix}.{name}_proj.weight", n, config.hidden) for name, n in rows
         ]
         return AttentionWeights(
             in_proj=laid_out(Matrix.fused(in_proj)),
             q_norm=self._centred(f"{prefix}.q_norm.weight", config.head_dim),
             k_norm=self._centred(f"{prefix}.k_norm.weight", config.head_dim),
-            out_proj=laid_out(self._matrix(f"{prefix}.o_proj.weight", config.hidden, query)),
+            out_proj=laid_out(self.matrix(f"{prefix}.o_proj.weight", config.hidden, query)),
         )
 
     def _mlp(self, prefix: str, intermediate: int) -> MlpWeights:
-        hidden = self._config.hidden
+        hidden = self.config.hidden
         gate, up = (
-            self._matrix(f"{prefix}.{name}_proj.weight", intermediate, hidden)
+            self.matrix(f"{prefix}.{name}_proj.weight", intermediate, hidden)
             for name in ("gate", "up")
         )
-        down = self._matrix(f"{prefix}.down_proj.weight", hidden, intermediate)
+        down = self.matrix(f"{prefix}.down_proj.weight", hidden, intermediate)
         return MlpWeights(laid_out(Matrix.fused([gate, up])), laid_out(down))
 
     def _experts(self, experts: str, shape: MoeShape) -> tuple[Matrix, Matrix]:
-        hidden = self._config.hidden
+        hidden = self.config.hidden
         if self._source.has(f"{experts}.gate_up_proj"):
             size = (len(shape.own), 2 * shape.intermediate, hidden)
-            gate_up = self._matrix(f"{experts}.gate_up_proj", *size)
-            return gate_up, self._matrix(
+            gate_up = self.matrix(f"{experts}.gate_up_proj", *size)
+            return gate_up, self.matrix(
                 f"{experts}.down_proj", len(shape.own), hidden, shape.intermediate
             )
         # ModelOpt splits a fused tensor into a list for each projection.
@@ -179,7 +188,7 @@ class _Assembler:
         return Matrix.fused([gate, up]), stack("down_proj", hidden, shape.intermediate)
 
     def _moe(self, prefix: str, shape: MoeShape) -> MoeWeights:
-        hidden = self._config.hidden
+        hidden = self.config.hidden
         gate_up, down = self._experts(f"{prefix}.experts", shape)
         return MoeWeights(
             router=self._read(f"{prefix}.gate.weight", shape.experts, hidden),
@@ -189,7 +198,7 @@ class _Assembler:
             shared_gate=self._read(f"{prefix}.shared_expert_gate.weight", 1, hidden),
         )
 
-    def _matrix(self, name: str, *shape: int) -> Matrix:
+    def matrix(self, name: str, *shape: int) -> Matrix:
         return self._source.matrix(name, shape, self._dtype).to(self._device)
 
     def _read(self, name: str, *shape: int) -> Tensor:
