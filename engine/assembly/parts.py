@@ -192,10 +192,10 @@ def build_parts(
             "model is not set: give the folder of a checkpoint, or its name on huggingface.co, "
             "with --model"
         )
+    model_config = asked_model(config)
+    family_of(model_config).check_device(torch.device(config.device))
     device = torch_device(config)
     use_device(device)
-    model_config = asked_model(config)
-    family_of(model_config).check_device(device)
     check_kernels(config.model, device)
     arena = build_arena(config, model_config, device, role)
     host = host_arena(config, arena.layout)

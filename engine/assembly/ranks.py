@@ -157,8 +157,8 @@ def build_leader_parts(
     whole = source.model(config)
     family = family_of(whole)
     family.cuts(whole).part(shard_of(config, 0))
+    family.check_device(torch.device(config.device))
     last = rank_device(config, config.tensor_parallel - 1)
-    family.check_device(last)
     on_gpus = last.type != "cpu"
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tasuki.model.config import ModelConfig
-from tasuki.pycache.layout import CacheLayout
+from tasuki.model.config_json import ModelConfigError
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
+from tasuki.pycache.parts import FP8_ROWS, Heads, LayerCache, Part, Segments, Whole
 
 CONV = "conv"
 SSM = "ssm"
@@ -108,4 +110,23 @@ class KimiConfig(ModelConfig):
         )
 
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
-        raise NotImplementedError
+        if kv_dtype == FP8_ROWS:
+            raise ModelConfigError(
+                "--kv-dtype is fp8, and latents are not kept as FP8 rows: leave --kv-dtype out"
+            )
+        shape, heads, dim = self.latent, self.kda_heads, self.kda_dim
+        window = (self.conv_channels, self.conv_width - 1)
+        kinds = {
+            Mixer.KDA: LayerCache(
+                Mixer.KDA.value,
+                slot=(
+                    Part(CONV, window, conv_dtype, Segments(((heads, dim),) * 3)),
+                    Part(SSM, (heads, dim, dim), ssm_dtype, Heads(heads)),
+                ),
+            ),
+            Mixer.LATENT: LayerCache(
+                Mixer.LATENT.value,
+                page=(Part(LATENT, (PAGE_TOKENS, shape.row), kv_dtype, Whole()),),
+            ),
+        }
+        return CacheLayout(tuple(kinds[mixer] for mixer in self.mixers))
