@@ -41,7 +41,8 @@ def latent_attention(
     pages.index_put_((plan.write_pages, plan.write_offsets), rows.to(pages.dtype))
     own, shared = q.transpose(0, 1).split_with_sizes([shape.key_dim, shape.shared_dim], dim=-1)
     # [heads, T, rank + shared_dim]: queries of the rows as they are cached.
-    queries = torch.cat([own @ weights.key_proj, shared], dim=-1) * shape.query_dim**-0.5
+    scale: float = shape.query_dim**-0.5
+    queries = torch.cat([own @ weights.key_proj, shared], dim=-1) * scale
     mixed = queries.new_empty(*queries.shape[:2], shape.rank)
     for context in plan.contexts:
         seen = read_rows(pages, context, q.dtype, room)
