@@ -17,8 +17,11 @@ from tasuki.pycache.layout import rank_layout
 from tests.families.kimi_reference import NaiveKimi
 from tests.families.kimi_runs import ODD, odd_shape, write_random_kimi
 from tests.families.test_kimi_config import PUBLISHED
+from tests.harness.daemons import asked
 from tests.harness.engines import Lone, engine_config
 from tests.harness.rank_engines import rank_engine
+from tests.harness.rank_pairs import pair_of
+from tests.harness.running_nodes import require_nixl
 
 ANSWER = 12
 
@@ -59,6 +62,24 @@ def test_odd_checkpoints_answer_as_a_naive_forward(tmp_path: Path, dim: int) -> 
         settings = {"tensor_parallel": 2, "expert_parallel": experts}
         with rank_engine(tmp_path / "model", **settings) as ranks:
             assert ranks.ask("ranks", prompt, ANSWER) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dim", "senders", "receivers"), [(24, 1, 2), (40, 2, 1), (48, 1, 1)])
+def test_odd_checkpoints_are_handed_over(
+    tmp_path: Path, dim: int, senders: int, receivers: int
+) -> None:
+    require_nixl()
+    raw = odd_shape(dim) | {"eos_token_id": None}
+    tensors = write_random_kimi(tmp_path / "model", raw)
+    prompt = [token % 97 for token in range(5, 5 + 7 * 150, 7)]
+    expected = naive_answer(NaiveKimi(raw, tensors), prompt)
+    with pair_of(str(tmp_path / "model"), senders, receivers) as (prefill, decode):
+        answer = asked(decode, tuple(prompt), b"", ANSWER).result()
+        assert list(answer.token_ids) == expected
+        assert answer.usage.prefilled_on == "prefill" and not answer.usage.local_fallback
+        for node in (prefill, decode):
+            node.assert_at_rest()
 
 
 def test_published_layout() -> None:
