@@ -6,18 +6,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tasuki.model.families.kimi_linear.stack import KdaStates, LatentPages, fold_states
 from tasuki.model.forward import Batch, LayerHooks, SequenceSlice
 from tasuki.model.ops.gdn.reference import CHANNEL_DECAY
 from tasuki.model.ops.gdn.reference_channels import channel_step, decayed_products
+from tasuki.model.quantise.checkpoint import fp8_block
 from tests.families.kimi_reference import NaiveKimi
 from tests.families.kimi_runs import BESIDE, KimiRun, odd_shape, write_random_kimi
 from tests.harness.goldens import Golden, golden
 
 needs_goldens = pytest.mark.skipif(not BESIDE.is_dir(), reason="no goldens beside the repository")
 CASES = ("one", "page", "long", "turn2")
+
+
+_QUANTISED = {
+    *("q_proj", "k_proj", "v_proj", "o_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+    *("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"),
+}
 
 
 def close(got: Tensor, want: Tensor, tolerance: float) -> None:
@@ -179,6 +187,31 @@ def test_odd_shapes_equal_a_naive_forward(tmp_path: Path, dim: int, taps: int) -
             close(view.ssm[0], state.matrix.transpose(1, 2), 1e-4)
             inputs = torch.stack(state.inputs[1:], dim=-1).flatten(0, 1)
             close(view.conv[0], inputs, 1e-4)
+
+
+def test_fp8_checkpoints_equal_their_dequantised_weights(tmp_path: Path) -> None:
+    raw = odd_shape(40) | {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}
+    stored = write_random_kimi(tmp_path / "model", raw)
+    exact = dict(stored)
+    for name, weight in exact.items():
+        module = name.removesuffix(".weight")
+        # Rank products, routers, norms, convolutions and the head's tables stay plain.
+        if module.rpartition(".")[2] not in _QUANTISED:
+            continue
+        made = fp8_block(weight)
+        stored[name] = made["weight"]
+        stored[f"{module}.weight_scale_inv"] = made["weight_scale_inv"]
+        scales = made["weight_scale_inv"].float()
+        spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        exact[name] = made["weight"].float() * spread[: weight.shape[0], : weight.shape[1]]
+    assert len(stored) > len(exact) + 40
+    save_file(stored, tmp_path / "model" / "model.safetensors")
+    naive = NaiveKimi(raw, exact)
+    tokens = list(range(3, 80))
+    want = torch.stack([naive.token(token) for token in tokens])
+    run = KimiRun(tmp_path / "model", len(tokens))
+    assert run.weights.formats == "fp8_block+plain"
+    close(run.logits(run.forward(tokens)), want, 1e-3)
 
 
 def random_rows(tokens: int, steepest: float) -> tuple[Tensor, ...]:
