@@ -8,10 +8,11 @@ Immutable, so free to share between threads. Invariant: every size is positive.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayoutField
+from tasuki.pycache.parts import Heads, LayerCache, Part, Segments, Whole
 
-from .cache_shape import CacheShape, LayerKind
 from .config_json import Yarn
+from .layer_kind import LayerKind
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class ModelConfig(ABC):
     @abstractmethod
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
         """Return the cache layout for this model. The three dtypes are names known to
-        `pycache.layout.itemsize`."""
+        `pycache.parts.itemsize`."""
 
     @property
     def own_vocab(self) -> int:
@@ -122,19 +123,34 @@ class DeltaNetConfig(ModelConfig):
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
-        drafts = self.draft_layers > 0
-        return CacheShape(
-            layer_kinds=self.layer_kinds + (LayerKind.DRAFT,) * self.draft_layers,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            kv_dtype=kv_dtype,
-            key_heads=self.key_heads,
-            conv_columns=self.conv_width - 1,
-            conv_dtype=conv_dtype,
-            value_heads=self.value_heads,
-            value_dim=self.value_dim,
-            key_dim=self.key_dim,
-            ssm_dtype=ssm_dtype,
-            carry_width=self.hidden if drafts else 0,
-            carry_dtype=conv_dtype,
-        ).layout()
+        # Keys and values of a page; channels [q | k | v] and matrix of a GDN layer; the last
+        # token's final hidden state for a draft layer.
+        keys, values = (self.key_heads, self.key_dim), (self.value_heads, self.value_dim)
+        shape = self.conv_channels, self.conv_width - 1
+        conv = Part("conv", shape, conv_dtype, Segments((keys, keys, values)))
+        ssm = Part("ssm", (*values, self.key_dim), ssm_dtype, Heads(self.value_heads))
+        pages = self.kv_heads, 2, PAGE_TOKENS, self.head_dim
+        kv = Part("kv", pages, kv_dtype, Heads(self.kv_heads))
+        carry = Part("carry", (self.hidden,), conv_dtype, Whole())
+        caches = {
+            LayerKind.GDN: LayerCache(LayerKind.GDN.value, slot=(conv, ssm)),
+            LayerKind.FULL: LayerCache(LayerKind.FULL.value, page=(kv,)),
+            LayerKind.DRAFT: LayerCache(LayerKind.DRAFT.value, page=(kv,), slot=(carry,)),
+        }
+        kinds = self.layer_kinds + (LayerKind.DRAFT,) * self.draft_layers
+        # The texts of all versions, so that nodes pair and kept folders stay of use.
+        texts = {
+            "layer_kinds": ",".join(kind.value for kind in self.layer_kinds),
+            **{"kv_heads": self.kv_heads, "head_dim": self.head_dim},
+            **{"conv_channels": shape[0], "conv_columns": shape[1]},
+            **{"value_heads": values[0], "value_dim": values[1], "key_dim": self.key_dim},
+            "carry_width": self.hidden if self.draft_layers else 0,
+        }
+        fields = (
+            *(LayoutField(name, str(text)) for name, text in texts.items()),
+            LayoutField("conv_dtype", conv_dtype, "--dtype"),
+            LayoutField("carry_dtype", conv_dtype, "--dtype"),
+            LayoutField("kv_dtype", kv_dtype, "--kv-dtype"),
+            LayoutField("ssm_dtype", ssm_dtype, "--ssm-dtype"),
+        )
+        return CacheLayout(tuple(caches[kind] for kind in kinds), self.draft_layers, fields)

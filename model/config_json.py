@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .cache_shape import MODEL_KINDS
+from .layer_kind import MODEL_KINDS
 
 _MOST = sys.float_info.max
 

@@ -186,7 +186,7 @@ def copy_pages_across(source: Arena, target: Arena, pages: PagePairs) -> None:
 def copy_slot_across(source: Arena, target: Arena, slot: tuple[int, int]) -> None:
     """Copy the state of one slot, every column of every layer, from one arena to another. slot: (id
     in `source`, id in `target`). The slab's bytes after the columns stay unchanged."""
-    _slot(target, slot[1]).copy_(_slot(source, slot[0]))
+    _slot_bytes(target, slot[1]).copy_(_slot_bytes(source, slot[0]))
 
 
 def _blocks(arena: Arena) -> torch.Tensor:
@@ -200,8 +200,3 @@ def _block_ids(arena: Arena, pages: Sequence[int]) -> torch.Tensor:
     regions = torch.arange(len(layout.regions)) * layout.pages_per_slab
     ids = torch.tensor(pages, dtype=torch.int64)[:, None] + regions
     return ids.flatten().to(arena.bytes.device)
-
-
-def _slot(arena: Arena, slot: int) -> torch.Tensor:
-    start = slot * arena.layout.slab_bytes
-    return arena.bytes[start : start + arena.layout.slot_bytes]

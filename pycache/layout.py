@@ -228,12 +228,6 @@ class CacheLayout:
         """Return the bytes of the longest block or state of a layer."""
         return max(self.block_bytes, *(span.length for span in self.states), 0)
 
-    @property
-    def draft_state_bytes(self) -> int:
-        """Return the bytes of the draft layers' columns of a slot; 0 without draft layers."""
-        first = len(self.layers) - self.draft_layers
-        return sum(self.state_length(layer) for layer in range(first, len(self.layers)))
-
     @cached_property
     def _page_spans(self) -> dict[int, Span]:
         """Return the byte range of each layer's block in page 0, by layer index."""

@@ -21,18 +21,12 @@ _STATE_ALIGNMENT = 64
 class Whole:
     """Cut of a part without heads: every rank has all of it."""
 
-    def __str__(self) -> str:
-        return "whole"
-
 
 @dataclass(frozen=True)
 class Heads:
     """Cut by `count` heads: equal, neighbouring runs along the first dimension."""
 
     count: int
-
-    def __str__(self) -> str:
-        return f"{self.count} heads"
 
 
 @dataclass(frozen=True)
@@ -41,9 +35,6 @@ class Segments:
     of heads, rows of a head) of each segment."""
 
     heads: tuple[tuple[int, int], ...]
-
-    def __str__(self) -> str:
-        return " + ".join(f"{count} heads of {rows}" for count, rows in self.heads)
 
 
 Cut = Whole | Heads | Segments

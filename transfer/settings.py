@@ -28,8 +28,8 @@ _STATE_SHIFT = 2
 
 @dataclass(frozen=True)
 class WirePrecision:
-    """Precision of sent KV and state. kv: for keys and values. state: for the recurrent state; the
-    convolution's state is always exact, because it is small."""
+    """Precision of sent pages and states. kv: for pages. state: for states. Only parts cut by heads
+    are encoded; others, such as windows, are exact, because they are small."""
 
     kv: Precision = Precision.EXACT
     state: Precision = Precision.EXACT

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import DecodeBatch, FoldRows, Reduce, VerifyBatch
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify

@@ -130,8 +130,8 @@ def test_a_draft_layer_takes_a_block_a_page_and_a_column_of_the_last_token() -> 
     assert (layout.draft_layers, len(without.regions), len(layout.regions)) == (1, 4, 5)
     assert layout.page_bytes == without.page_bytes + layout.block_bytes
     # 20 numbers of 4 bytes, padded to a multiple of 64.
-    assert layout.draft_state_bytes == 128 == layout.slot_bytes - without.slot_bytes
-    assert without.draft_state_bytes == without.draft_layers == 0
+    assert layout.state_length(8) == 128 == layout.slot_bytes - without.slot_bytes
+    assert without.draft_layers == without.state_length(7) == 0
     assert not Arena(without, 1).views("carry")
     (carry,) = Arena(layout, SLABS).views("carry")
     assert carry.shape == (SLABS, 20)

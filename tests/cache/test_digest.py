@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tasuki.pycache._cpp_cache import RowDigester, digest_instructions
 from tasuki.pycache.layout import Span
 from tasuki.transfer.chunks.chunk import ChunkHeader
-from tasuki.transfer.chunks.descriptors import chunk_segments
 from tasuki.transfer.chunks.digest import (
     ArenaChunk,
     ChunkDigester,
@@ -26,6 +25,7 @@ from tasuki.transfer.chunks.digest import (
     word_keys,
 )
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
+from tests.harness.segments_twin import chunk_segments
 
 from .numpy_digest import numpy_digest
 

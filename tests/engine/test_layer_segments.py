@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, layer_segments
-from tasuki.model.cache_shape import LayerKind
+from tasuki.model.layer_kind import LayerKind
 from tasuki.pycache.layout import CacheLayout
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 
 KINDS = (GDN, FULL, FULL, GDN)
-LARGE = {"carry_width": 8, "value_heads": 3, "value_dim": 64, "key_dim": 64}
+LARGE = {"hidden": 8, "value_heads": 3, "value_dim": 64, "key_dim": 64}
 LAYOUT, DRAFTED = small_layout(KINDS, **LARGE), small_layout((*KINDS, LayerKind.DRAFT), **LARGE)
 NEXT = LAYOUT.blocks_per_slab
 PAGES = ((0, 2 * NEXT), (1, 2 * NEXT + 1), (NEXT, 5 * NEXT), (NEXT + 1, 3 * NEXT))

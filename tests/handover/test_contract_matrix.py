@@ -13,7 +13,7 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.protocol.messages import node_to_wire
 from tests.harness.handover_nodes import Nodes, nodes
-from tests.harness.loopback_pair import small_layout
+from tests.harness.loopback_pair import FULL, GDN, small_layout
 from tests.harness.model_shapes import MOE
 from tests.harness.waiting import HANG_SECONDS
 
@@ -25,6 +25,8 @@ def other(value: object) -> object:
     """Return another value of the same kind."""
     if isinstance(value, (int, float)):
         return value + 1
+    if isinstance(value, tuple):
+        return tuple({FULL: GDN, GDN: FULL}[kind] for kind in value)
     return f"not {value}"
 
 

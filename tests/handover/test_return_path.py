@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.model.cache_shape import LayerKind
+from tasuki.model.layer_kind import LayerKind
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.reports import Phase
 from tasuki.transfer.settings import WirePrecision

@@ -4,13 +4,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasuki.model.cache_shape import CacheShape, LayerKind
+from tasuki.model.layer_kind import LayerKind
 from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.parts import LayerCache, Segments
 from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
@@ -28,6 +27,7 @@ from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.settings import WirePrecision
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
+from tests.harness.model_shapes import DENSE
 from tests.harness.waiting import HANG_SECONDS
 
 POISON = 0xA5
@@ -36,25 +36,20 @@ TRANSFER_ID, GENERATION = 7, 3
 
 
 def small_layout(
-    kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2, channels: int = 24, **numbers: Any
+    kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2,
+    channels: int = 24,
+    kv_dtype: str = "float32",
+    conv_dtype: str = "float32",
+    ssm_dtype: str = "float32",
+    **numbers: int,
 ) -> CacheLayout:
-    """Return a layout of few bytes. channels: of the window. numbers: of
-    CacheShape, in place of the small ones."""
-    small = CacheShape(
-        layer_kinds=kinds,
-        kv_heads=1,
-        head_dim=8,
-        kv_dtype="float32",
-        key_heads=1,
-        conv_columns=3,
-        conv_dtype="float32",
-        value_heads=2,
-        value_dim=16,
-        key_dim=16,
-        ssm_dtype="float32",
-        carry_width=20 if DRAFT in kinds else 0,
-    )
-    layout = replace(small, **numbers).layout()
+    """Return a layout of few bytes. channels: of the window. numbers: of DeltaNetConfig, in place
+    of the small ones."""
+    small = {"kv_heads": 1, "head_dim": 8, "value_heads": 2, "value_dim": 16, "key_dim": 16}
+    small |= {"key_heads": 1, "hidden": 20, "draft_layers": kinds.count(DRAFT)} | numbers
+    own = tuple(kind for kind in kinds if kind is not DRAFT)
+    config = replace(DENSE, layer_kinds=own, **small)  # type: ignore[arg-type]
+    layout = config.cache_layout(kv_dtype, conv_dtype, ssm_dtype)
     layers = {cache: _with_window(cache, channels) for cache in layout.layers}
     return replace(
         layout,

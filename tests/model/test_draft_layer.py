@@ -12,13 +12,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config_json import ModelConfigError
 from tasuki.model.drafts import NoDraftLayer
 from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.families.registry import with_draft_layer
 from tasuki.model.forward import Batch, SequenceSlice
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.weights.matrix import WeightsError
 from tasuki.model.weights.safetensors_folder import has_draft_layer
 from tests.harness.covering import every_value
@@ -178,7 +178,7 @@ def test_a_checkpoint_inside_a_prompt_resumes_with_what_it_carries() -> None:
 def test_without_a_draft_layer_nothing_is_kept_and_nothing_computed() -> None:
     model = load_model("small-dense")
     layout = Workspace(model).arena.layout
-    assert model.weights.draft is None and layout.draft_layers == layout.draft_state_bytes == 0
+    assert model.weights.draft is None and layout.draft_layers == 0
     assert LayerKind.DRAFT not in layout.layers
     # Weights without a draft layer over an arena with one: refused, not half written.
     config = replace(model.config, draft_layers=1)

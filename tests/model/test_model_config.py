@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DenseShape, MoeShape
 from tasuki.model.config_json import ModelConfigError, QuantizationConfig
 from tasuki.model.families.qwen3_5.reader import config_of, load_config
+from tasuki.model.layer_kind import LayerKind
 from tests.harness.model_shapes import DENSE, MOE, dense_raw, moe_raw
 
 GDN, FULL = LayerKind.GDN, LayerKind.FULL

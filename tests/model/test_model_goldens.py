@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, LayerHooks
+from tasuki.model.layer_kind import LayerKind
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.covering import every_value, slow_behind
 from tests.harness.goldens import (

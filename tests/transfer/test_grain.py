@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.transfer.chunks.chunk import ChunkHeader
-from tasuki.transfer.chunks.descriptors import Strip, TransferUnits, chunk_segments
+from tasuki.transfer.chunks.descriptors import Strip, TransferUnits
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, random_ids, small_layout
+from tests.harness.segments_twin import chunk_segments
 
 LAYOUT = small_layout((GDN, GDN, GDN, FULL) * 2 + (DRAFT,))
 GRAIN = TransferUnits.of(LAYOUT)

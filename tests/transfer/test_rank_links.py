@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tasuki.model.cache_shape import LayerKind
+from tasuki.model.families.qwen3_5.cuts import part_of
 from tasuki.model.families.qwen3_5.published import PUBLISHED
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.weights.shard import Shard
 from tasuki.pycache.layout import CacheLayout, rank_layout
 from tasuki.pycache.parts import Heads, Segments, itemsize, share
@@ -58,7 +59,7 @@ def memory(layout: CacheLayout, ranks: int, rank: int, name: str) -> Bytes:
         parts.append(np.repeat(np.arange(number + own.start, number + own.stop), size // 256))
         number += heads
     if name == "carry":
-        parts.append(np.full(layout.draft_state_bytes // 256, 77))
+        parts.append(np.full(layout.state_length(2) // 256, 77))
     return np.concatenate(parts).astype(np.int32)
 
 
@@ -83,7 +84,7 @@ def received(
             cache = layout.layers[layer]
             if name == "block":
                 for segment in link.of_block(cache):
-                    if segment.sends_page(page):
+                    if page % segment.copies == segment.turn:
                         copied(source, got, times, segment)
                 continue
             begin = {}
@@ -121,7 +122,7 @@ def test_a_ranks_layout_is_that_of_its_weights(name: str, ranks: int) -> None:
     config = published_or_folder(name)
     whole = config.cache_layout("bfloat16", "bfloat16", "float32")
     for rank in range(ranks):
-        part = Shard(rank, ranks).part(config).cache_layout("bfloat16", "bfloat16", "float32")
+        part = part_of(config, Shard(rank, ranks)).cache_layout("bfloat16", "bfloat16", "float32")
         assert rank_layout(whole, ranks, rank) == part
         # An id then means the same on all ranks.
         assert part == rank_layout(whole, ranks, 0)
@@ -149,7 +150,7 @@ def test_senders_with_copies_of_a_head_take_turns() -> None:
             link.source
             for link in links
             for segment in link.of_block(layout.layers[1])
-            if segment.sends_page(page)
+            if page % segment.copies == segment.turn
         ]
         assert sender == 4 + page % 4
 

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.model.cache_shape import CacheShape, LayerKind
 from tasuki.model.families.qwen3_5.published import PUBLISHED
-from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import ArenaKey, CacheLayout
-from tasuki.pycache.parts import FP8_ROWS, share
+from tasuki.model.layer_kind import LayerKind
+from tasuki.pycache import parts as cuts
+from tasuki.pycache.arena import Arena, torch_dtype
+from tasuki.pycache.layout import ArenaKey, CacheLayout, PlacedPart
+from tasuki.pycache.parts import FP8_ROWS, Cut, Heads, LayerCache, Part, Segments, share
 from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
 from tasuki.transfer.chunks.digest import ArenaChunk
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import ChunksMissing, DigestMismatch, TransferError, TransportError
-from tasuki.transfer.ranks.head_rows import HeadRows
+from tasuki.transfer.ranks.head_rows import BY_HEADS, HeadRows
 from tasuki.transfer.ranks.region import HostRegion, RankSpans
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.reports import TransferBroke, TransferSent
@@ -31,6 +32,7 @@ from tasuki.transfer.transports.loopback import (
     no_faults,
 )
 from tests.harness.loopback_pair import Ends, random_ids
+from tests.harness.model_shapes import DENSE
 from tests.harness.qwen35 import published_or_folder
 from tests.harness.waiting import HANG_SECONDS
 
@@ -38,47 +40,50 @@ TRANSFER_ID, GENERATION, PAGES, SLABS = 5, 2, 7, 12
 GDN, FULL, DRAFT = LayerKind.GDN, LayerKind.FULL, LayerKind.DRAFT
 KINDS = (GDN, FULL, GDN, FULL, DRAFT)
 KEYS, VALUES, HEADS = 4, 8, 2
-SHAPE = CacheShape(
-    layer_kinds=KINDS,
-    kv_heads=HEADS,
-    head_dim=8,
-    kv_dtype="bfloat16",
-    key_heads=KEYS,
-    conv_columns=3,
-    conv_dtype="bfloat16",
-    value_heads=VALUES,
-    value_dim=16,
-    key_dim=16,
-    ssm_dtype="float32",
-    carry_width=24,
+SHAPE = replace(
+    DENSE,
+    **{"layer_kinds": KINDS[:-1], "draft_layers": 1, "kv_heads": HEADS, "head_dim": 8},
+    **{"key_heads": KEYS, "value_heads": VALUES, "value_dim": 16, "key_dim": 16, "hidden": 24},
 )
-LAYOUT, FP8 = SHAPE.layout(), replace(SHAPE, kv_dtype=FP8_ROWS).layout()
-Whole = dict[tuple[str, int], torch.Tensor]
-"""Data of the whole model: (name, layer) to [pages or 1, heads, ...]."""
+LAYOUT, FP8 = (SHAPE.cache_layout(dtype, "bfloat16", "float32") for dtype in ("bfloat16", FP8_ROWS))
+Whole = dict[tuple[int, str], torch.Tensor]
+"""Data of the whole model: (layer, name of the part) to [pages or 1, *stored tensor]."""
+
+
+def placed_parts(layout: CacheLayout) -> Iterator[tuple[PlacedPart, int]]:
+    """Yield each part of a layout, and the number of its tensors in a prompt: its pages, or 1."""
+    for region in layout.regions:
+        for part in region.parts:
+            yield part, PAGES
+    for column in layout.columns:
+        yield column, 1
 
 
 def whole_model(seed: int, layout: CacheLayout = LAYOUT) -> Whole:
     generator = torch.Generator().manual_seed(seed)
+    return {
+        (placed.layer, placed.name): torch.randn(count, *placed.shape, generator=generator)
+        .mul(100)
+        .to(torch_dtype(placed.dtype))
+        for placed, count in placed_parts(layout)
+    }
 
-    def of(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
 
-    found: Whole = {}
-    for layer, kind in enumerate(KINDS):
-        if kind is not GDN:
-            found["kv", layer] = (
-                of(PAGES, HEADS, 2, 64, 8).bfloat16()
-                if layout is LAYOUT
-                else of(PAGES, HEADS, layout.regions[0].cache.head_bytes).mul(100).to(torch.uint8)
-            )
-        if kind is GDN:
-            found["q", layer] = of(1, KEYS, 16, 3).bfloat16()
-            found["k", layer] = of(1, KEYS, 16, 3).bfloat16()
-            found["v", layer] = of(1, VALUES, 16, 3).bfloat16()
-            found["ssm", layer] = of(1, VALUES, 16, 16)
-        if kind is DRAFT:
-            found["carry", layer] = of(1, 24)
-    return found
+def of_rank(tensor: torch.Tensor, cut: Cut, ranks: int, rank: int) -> torch.Tensor:
+    """Return the rank's share of a part's tensor, by the rule of shares alone."""
+    match cut:
+        case cuts.Whole():
+            return tensor
+        case Heads(count):
+            runs: tuple[tuple[int, int], ...] = ((count, len(tensor) // count),)
+        case Segments(heads):
+            runs = heads
+    segments = tensor.split([count * rows for count, rows in runs])
+    found = []
+    for segment, (count, rows) in zip(segments, runs, strict=True):
+        own = share(count, ranks, rank)
+        found.append(segment[own.start * rows : own.stop * rows])
+    return torch.cat(found)
 
 
 @dataclass
@@ -113,48 +118,30 @@ class RankedNode:
                 *(self.spans, "w", self.transport, "loopback", "n"),
             )
 
-    def views(
-        self, rank: int, pages: tuple[int, ...], slot: int
-    ) -> Iterator[tuple[torch.Tensor, str, int]]:
-        """Yield (view of the rank's arena, name, layer), by the rule of shares alone."""
-        arena = self.arenas[rank]
-        keys, values = len(share(KEYS, self.ranks, rank)), len(share(VALUES, self.ranks, rank))
-        kv, gdn = 0, 0
-        for layer, kind in enumerate(KINDS):
-            if kind is not GDN:
-                for number, page in enumerate(pages):
-                    yield arena.views("kv")[kv][page], f"kv {number}", layer
-                kv += 1
-            if kind is GDN:
-                rows = arena.views("conv")[gdn][slot]
-                for name, first, count in (
-                    ("q", 0, keys),
-                    ("k", keys, keys),
-                    ("v", 2 * keys, values),
-                ):
-                    yield rows[first * 16 : (first + count) * 16].view(count, 16, 3), name, layer
-                yield arena.views("ssm")[gdn][slot], "ssm", layer
-                gdn += 1
-            if kind is DRAFT:
-                yield arena.views("carry")[0][slot], "carry", layer
-
-    def expected(self, whole: Whole, rank: int, what: str, layer: int) -> torch.Tensor:
-        name, _, page = what.partition(" ")
-        found = whole[name, layer][int(page or 0)]
-        if name == "carry":
-            return found
-        count = {"kv": HEADS, "q": KEYS, "k": KEYS}.get(name, VALUES)
-        return found[list(share(count, self.ranks, rank))]
+    def tensors(
+        self, whole: Whole, rank: int, pages: tuple[int, ...], slot: int, held: int = 0
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
+        """Yield (view of the rank's arena, its share of the whole model, the part's name). pages:
+        those of a prompt behind the first `held`."""
+        for placed, _ in placed_parts(self.layout):
+            view, data = (
+                self.arenas[rank].view(placed.layer, placed.name),
+                whole[placed.layer, placed.name],
+            )
+            paged = placed.part in self.layout.layers[placed.layer].page
+            for number, place in enumerate(pages if paged else (slot,)):
+                found = data[number + held] if paged else data[0]
+                yield view[place], of_rank(found, placed.part.cut, self.ranks, rank), placed.name
 
     def fill(self, whole: Whole, pages: tuple[int, ...], slot: int) -> None:
         for rank in range(self.ranks):
-            for view, what, layer in self.views(rank, pages, slot):
-                view.copy_(self.expected(whole, rank, what, layer))
+            for view, own, _ in self.tensors(whole, rank, pages, slot):
+                view.copy_(own)
 
-    def assert_has(self, whole: Whole, pages: tuple[int, ...], slot: int) -> None:
+    def assert_has(self, whole: Whole, pages: tuple[int, ...], slot: int, held: int = 0) -> None:
         for rank in range(self.ranks):
-            for view, what, layer in self.views(rank, pages, slot):
-                assert torch.equal(view, self.expected(whole, rank, what, layer)), (rank, what)
+            for view, own, name in self.tensors(whole, rank, pages, slot, held):
+                assert torch.equal(view, own), (rank, name)
 
 
 @dataclass
@@ -181,8 +168,24 @@ class RankedPair:
             state = self.slot if end == PAGES else None
             plan = FinishedLayers(self.source.steps.value, first, self.pages[first:end], state)
             self.sender.plan_forward(TRANSFER_ID, plan)
-            for _ in KINDS:
+            for _ in self.source.layout.layers:
                 self.source.steps.tick()
+
+    def changed(self) -> int:
+        """Return the number of layer chunks with another digest at the target than was sent."""
+        end, target = self.ends.wait(TRANSFER_ID), self.target.plane.target()
+        assert isinstance(end, TransferSent), end
+        code = 0 if self.source.ranks == self.target.ranks == 1 else BY_HEADS
+        found = 0
+        for chunk in end.report.digests:
+            header = chunk.header
+            first = header.first_page - self.granted.first_page
+            pages = self.granted.pages[first : first + header.pages]
+            state = self.granted.slot if header.carries_state else None
+            placed = ArenaChunk(TRANSFER_ID, GENERATION, header, pages, state)
+            (own,) = target.digester.digest_each([target.digestible(placed, code)])
+            found += own != chunk.digest
+        return found
 
     def verify(self) -> None:
         end = self.ends.wait(TRANSFER_ID)
@@ -212,6 +215,72 @@ def ranked_pair(
         receiver.stop()
 
 
+KV = Part("kv", (2, 2, 64, 8), "bfloat16", Heads(2))
+INDEX = Part("index", (16, 24), "bfloat16", cuts.Whole())
+WINDOW = Part("index_window", (24, 3), "bfloat16", cuts.Whole())
+CONV = Part("conv", (256, 3), "bfloat16", Segments(((KEYS, 16), (KEYS, 16), (VALUES, 16))))
+MATRIX = Part("ssm", (VALUES, 16, 16), "float32", Heads(VALUES))
+STATE = LayerCache("state", slot=(CONV, MATRIX))
+SPARSE = LayerCache("sparse", (KV, INDEX), (WINDOW,))
+OTHERS = {
+    "block drafter by token": CacheLayout(
+        (STATE, LayerCache("full", (KV,)))
+        + (LayerCache("drafter", (Part("kv", (4, 2, 64, 24), "float32", Heads(4)),)),) * 3
+    ),
+    "routed experts by token": CacheLayout(
+        (STATE, LayerCache("full", (KV, Part("experts", (64, 5, 2), "int16", cuts.Whole()))))
+    ),
+    "scales beside keys": CacheLayout(
+        (STATE, LayerCache("full", (KV, replace(KV, name="more", shape=(2, 64, 5)), INDEX)))
+    ),
+    "sparse attention and a table": CacheLayout(
+        (
+            STATE,
+            replace(STATE, slot=(CONV, MATRIX, Part("window", (80, 9), "float32", cuts.Whole()))),
+            SPARSE,
+            replace(SPARSE, slot=(Part("carry", (80,), "bfloat16", cuts.Whole()), WINDOW)),
+        ),
+        draft_layers=1,
+    ),
+    "latents without heads": CacheLayout(
+        (
+            replace(STATE, slot=(replace(CONV, cut=Segments(((4, 16), (4, 16), (8, 16)))), MATRIX)),
+            LayerCache("latent", (Part("latent", (64, 40), "bfloat16", cuts.Whole()),)),
+        )
+    ),
+}
+"""Layouts of other families: only the parts differ."""
+
+
+@pytest.mark.parametrize(("senders", "receivers"), [(1, 1), (1, 2), (2, 1), (4, 2), (2, 4)])
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_part_of_another_family_arrives(senders: int, receivers: int, name: str) -> None:
+    layout = OTHERS[name]
+    with ranked_pair(senders, receivers, layout=layout) as pair:
+        whole = whole_model(senders, layout)
+        pair.hand_over(whole, 3)
+        pair.verify()
+        assert pair.granted.slot is not None
+        pair.target.assert_has(whole, pair.granted.pages, pair.granted.slot, 3)
+
+
+@pytest.mark.parametrize(("senders", "receivers"), [(1, 1), (1, 2), (2, 1)])
+def test_every_bit_of_a_whole_part_is_in_the_digest(senders: int, receivers: int) -> None:
+    """Also on the last rank, which has it from another's copy."""
+    for name, layout in OTHERS.items():
+        parts = [placed for placed, _ in placed_parts(layout)]
+        for placed in (p for p in parts if p.part.cut == cuts.Whole()):
+            with ranked_pair(senders, receivers, layout=layout) as pair:
+                pair.hand_over(whole_model(1, layout))
+                pair.verify()
+                assert pair.changed() == 0 and pair.granted.slot is not None
+                paged = placed.part in layout.layers[placed.layer].page
+                view = pair.target.arenas[-1].view(placed.layer, placed.name)
+                row = view[pair.granted.pages[-1] if paged else pair.granted.slot]
+                row.view(torch.uint8).view(-1)[-1] ^= 1
+                assert pair.changed() == 1, (name, placed.name)
+
+
 SIZES = [(senders, receivers) for senders in (1, 2, 4) for receivers in (1, 2, 4)]
 
 
@@ -226,10 +295,9 @@ def test_every_rank_has_its_heads(
     with ranked_pair(senders, receivers, layout=layout) as pair:
         pair.hand_over(whole, held)
         pair.verify()
-        # Pages already held by the receiver stay there.
-        whole = {key: part[held:] if key[0] == "kv" else part for key, part in whole.items()}
         assert pair.granted.slot is not None
-        pair.target.assert_has(whole, pair.granted.pages, pair.granted.slot)
+        # Pages already held by the receiver stay there.
+        pair.target.assert_has(whole, pair.granted.pages, pair.granted.slot, held)
 
 
 @pytest.mark.parametrize(("senders", "receivers"), [(2, 1), (1, 2), (4, 2), (1, 4)])
@@ -272,9 +340,7 @@ def test_right_bytes_of_a_wrong_head_are_noticed(wrong: str) -> None:
     whole = whole_model(3)
     with ranked_pair(2, 4) as pair:
         pair.hand_over(whole)
-        sent = pair.ends.wait(TRANSFER_ID)
-        assert isinstance(sent, TransferSent)
-        pair.receiver.verify(TRANSFER_ID, GENERATION, sent.report.digests, HANG_SECONDS)
+        pair.verify()
         arenas, slot = pair.target.arenas, pair.granted.slot
         assert slot is not None
         page = pair.granted.pages[2]
@@ -288,16 +354,7 @@ def test_right_bytes_of_a_wrong_head_are_noticed(wrong: str) -> None:
         else:
             conv = arenas[3].views("conv")[0][slot]
             conv[:16], conv[16:32] = conv[16:32].clone(), conv[:16].clone()
-        target = pair.target.plane.target()
-        rows = HeadRows(pair.target.spans, 4)
-        changed = 0
-        for chunk in sent.report.digests:
-            header = chunk.header
-            pages = pair.granted.pages[header.first_page : header.first_page + header.pages]
-            state = slot if header.carries_state else None
-            placed = ArenaChunk(TRANSFER_ID, GENERATION, header, pages, state)
-            changed += target.digester.digest_rows(rows.of_chunk(placed)) != chunk.digest
-        assert changed == 1
+        assert pair.changed() == 1
 
 
 def test_a_peer_of_ranks_that_cannot_be_or_that_has_less_memory_is_refused() -> None:

@@ -22,9 +22,7 @@ from tasuki.transfer.chunks.chunk import (
 )
 from tasuki.transfer.chunks.descriptors import (
     check_bounds,
-    chunk_segments,
     layer_bytes,
-    merge_runs,
     merge_segments,
 )
 from tasuki.transfer.chunks.digest import ChunkDigester, splitmix64, word_keys
@@ -34,6 +32,7 @@ from tasuki.transfer.protocol.contract import Contract, ContractMismatch, Differ
 from tasuki.transfer.reports import ChunkTiming, split_time
 from tasuki.transfer.sending.chunk_sizing import fixed_runs
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
+from tests.harness.segments_twin import chunk_segments, merge_runs
 from tests.harness.waiting import HANG_SECONDS
 
 
@@ -109,7 +108,7 @@ def test_a_layer_sends_its_pages_or_its_state() -> None:
     assert layer_bytes(layout, gdn, 3, True) == layout.states[0].length
     assert layer_bytes(layout, gdn, 3, False) == 0
     drafting = small_layout((FULL, GDN, DRAFT))
-    assert drafting.draft_state_bytes == 128
+    assert drafting.state_length(2) == 128
     for carries in (False, True):
         expected = 3 * drafting.block_bytes + carries * 128
         assert layer_bytes(drafting, 2, 3, carries) == expected

@@ -80,7 +80,7 @@ class ChunkHeader:
     """Header of one layer chunk: it names the chunk's bytes.
 
     The bytes are those of layers first_layer to end_layer (exclusive). They are `pages` pages from
-    first_page on in full-attention layers and, with carries_state, the state in GDN layers.
+    first_page on in layers with pages and, with carries_state, the state of every layer with one.
     """
 
     sequence: int

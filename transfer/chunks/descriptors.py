@@ -3,7 +3,6 @@
 Pure functions and values. A unit is a block (one page in one layer) or the state of one layer.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -38,48 +37,6 @@ class UnitSizes(Protocol):
 Segments = NDArray[np.int64]
 
 
-def chunk_segments(
-    layout: CacheLayout,
-    header: ChunkHeader,
-    local_pages: Sequence[int],
-    remote_pages: Sequence[int],
-    local_slot: int | None,
-    remote_slot: int | None,
-) -> Segments:
-    """Return the segments (local offset, remote offset, length) of a layer chunk in bytes, with
-    contiguous ones merged.
-
-    The result is [n, 3] int64, because arenas are larger than 2 GiB. It covers every layer of the
-    chunk; n is 0 if there is nothing to send. Knows the layout and the ids of both sides, but no
-    peers, transfers or meaning of the bytes. Pure. REQUIRES: local_pages and remote_pages have
-    header.pages ids each; a local_slot comes with a remote_slot.
-    """
-    parts: list[Segments] = []
-    # Pages of every layer make the same runs, at a constant distance.
-    runs: Segments | None = None
-    for layer in range(header.first_layer, header.end_layer):
-        cache = layout.layers[layer]
-        if cache.page:
-            if runs is None:
-                runs = _page_runs(layout, local_pages, remote_pages)
-            part = runs.copy()
-            part[:, :2] += layout.page_span(layer, 0).offset
-            parts.append(part)
-        if cache.slot and local_slot is not None and remote_slot is not None:
-            span = layout.state_span(layer, local_slot)
-            target = layout.state_span(layer, remote_slot)
-            parts.append(np.array([[span.offset, target.offset, span.length]], dtype=np.int64))
-    return np.concatenate(parts) if parts else np.empty((0, 3), dtype=np.int64)
-
-
-def _page_runs(layout: CacheLayout, local: Sequence[int], remote: Sequence[int]) -> Segments:
-    """Return the segments of the pages in one layer, as if page 0 of the layer were at byte 0."""
-    size = layout.block_bytes
-    here = np.asarray(local, dtype=np.int64) * size
-    there = np.asarray(remote, dtype=np.int64) * size
-    return merge_runs(here, there, size)
-
-
 def chunk_bytes(sizes: UnitSizes, header: ChunkHeader) -> int:
     """Return the total bytes of the chunk's segments."""
     return sum(
@@ -93,22 +50,6 @@ def layer_bytes(sizes: UnitSizes, layer: int, pages: int, carries_state: bool) -
     state is sent too."""
     state = sizes.state_length(layer) if carries_state else 0
     return pages * sizes.block_length(layer) + state
-
-
-def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int) -> Segments:
-    """Return blocks of `length` bytes as segments; neighbours contiguous in both arenas become one.
-    local, remote: offset of each block in either arena."""
-    if len(local) == 0:
-        return np.empty((0, 3), dtype=np.int64)
-    breaks = (local[1:] - local[:-1] != length) | (remote[1:] - remote[:-1] != length)
-    inner = np.flatnonzero(breaks) + 1
-    # Filled in place, because each of numpy's helpers would cost as much as all of this.
-    edges = np.empty(len(inner) + 2, dtype=np.int64)
-    edges[0], edges[1:-1], edges[-1] = 0, inner, len(local)
-    segments = np.empty((len(inner) + 1, 3), dtype=np.int64)
-    segments[:, 0], segments[:, 1] = local[edges[:-1]], remote[edges[:-1]]
-    segments[:, 2] = (edges[1:] - edges[:-1]) * length
-    return segments
 
 
 def merge_segments(segments: Segments) -> Segments:

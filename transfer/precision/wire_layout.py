@@ -4,7 +4,6 @@ Pure. A unit is a block, or the state of one layer; a row is a part of it with o
 know rows; units know a layout.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -159,19 +158,13 @@ class WireUnits:
     def layers(self) -> tuple[LayerCache, ...]:
         return self.layout.layers
 
-    @cached_property
-    def _of_layer(self) -> Sequence[UnitForm | None]:
-        return [self.forms.get(cache) for cache in self.layers]
-
     def form(self, layer: int) -> UnitForm | None:
         """Return the form of the layer's units; None if they are sent unchanged. Its units are its
         blocks, or its states if it has no blocks."""
-        return self._of_layer[layer]
+        return self.forms.get(self.layers[layer])
 
     def block_length(self, layer: int) -> int:
-        if not self.layers[layer].page:
-            return 0
-        return sum(row.length for row in self.block_rows(layer))
+        return sum(row.length for row in self.block_rows(layer)) if self.layers[layer].page else 0
 
     def block_rows(self, layer: int) -> tuple[Span, ...]:
         """Return the byte ranges of a block to be written: encoded heads from the block's
@@ -183,10 +176,8 @@ class WireUnits:
         return (*heads, *rows[form.runs :])
 
     def state_length(self, layer: int) -> int:
-        form = self.form(layer)
-        if form is None or self.layers[layer].page:
-            return self.layout.state_length(layer)
-        return form.sent
+        form = None if self.layers[layer].page else self.form(layer)
+        return self.layout.state_length(layer) if form is None else form.sent
 
     @property
     def largest_encoded(self) -> int:

@@ -4,7 +4,6 @@ Pure.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,49 +14,23 @@ from tasuki.transfer.chunks.digest import ArenaChunk, ChunkRows, place_seeds, st
 from .links import RankLink, Segment
 from .region import RankSpans
 
-
-@dataclass(frozen=True)
-class HeadPart:
-    """Part of a chunk summed for a digest between nodes of several ranks: one head of a block, or
-    of a state. A whole part is one head.
-
-    Pure. The part's number names the head in the whole model, and its copy. So the sum is the same
-    on any rank with the bytes.
-
-    rank: the rank with the bytes in its arena. begin, length: byte range within a layer's block or
-    its state. copies, turn: for blocks, the part covers pages with page % copies == turn. number:
-    number of head and copy, among all parts of a layer's blocks, or of its states.
-    """
-
-    rank: int
-    begin: int
-    length: int
-    number: int
-    copies: int = 1
-    turn: int = 0
+Heads = list[tuple[int, Segment]]
+"""Heads of a layer's block or state, whole parts too, each with the rank that has it."""
 
 
-def head_parts(
+def heads_of(
     senders: int, receivers: int, segments: Callable[[RankLink], Iterable[Segment]]
-) -> list[HeadPart]:
-    """Return the parts of one layer's block or state, for all receiver ranks. segments: returns
-    those of a link, RankLink.of_block() or of_state(). senders, receivers: numbers of ranks. Raises
-    ValueError if heads cannot be divided among the ranks, or are no whole 64-bit words."""
-    found = [
-        HeadPart(
-            source,
-            segment.source + head * segment.size,
-            segment.size,
-            segment.number + head,
-            segment.copies,
-            segment.turn,
-        )
-        for source in range(senders)
-        for target in range(receivers)
-        for segment in segments(RankLink(source, target, senders, receivers))
-        for head in range(segment.heads)
-    ]
-    if any(part.begin % _WORD or part.length % _WORD for part in found):
+) -> Heads:
+    """Return the heads of one layer's block or state, for all receiver ranks.
+
+    Pure. A head's number names it in the whole model, and its copy. So the sum is the same on any
+    rank with the bytes. segments: returns those of a link, RankLink.of_block() or of_state().
+    senders, receivers: numbers of ranks. Raises ValueError if heads cannot be divided among the
+    ranks, or are no whole 64-bit words.
+    """
+    links = (RankLink(s, t, senders, receivers) for s in range(senders) for t in range(receivers))
+    found = [(link.source, head) for link in links for some in segments(link) for head in some.each]
+    if any(head.source % _WORD or head.size % _WORD for _, head in found):
         raise ValueError("a head of this model's states is no whole number of 64-bit words")
     return found
 
@@ -74,9 +47,9 @@ class _State:
     """Parts of one layer's state in slot 0. begins: byte offsets in the region of all ranks.
     lengths: bytes. numbers: number of each part in the whole model."""
 
-    def __init__(self, ours: RankSpans, layer: int, parts: list[HeadPart]) -> None:
+    def __init__(self, ours: RankSpans, layer: int, heads: Heads) -> None:
         first = ours.part.state_span(layer, 0).offset
-        rows = [(first + ours.base(p.rank) + p.begin, p.length, p.number) for p in parts]
+        rows = [(first + ours.base(rank) + h.source, h.size, h.number) for rank, h in heads]
         self.begins, self.lengths, self.numbers = np.array(rows, dtype=np.int64).T
 
 
@@ -96,12 +69,12 @@ class HeadRows:
     def __init__(self, ours: RankSpans, receivers: int) -> None:
         self._ours = ours
         ranks = ours.ranks, receivers
-        blocks: dict[LayerCache, list[HeadPart]] = {}
-        states: dict[LayerCache, list[HeadPart]] = {}
+        blocks: dict[LayerCache, Heads] = {}
+        states: dict[LayerCache, Heads] = {}
         # Layers of a kind have the same parts, at a constant distance.
         for cache in dict.fromkeys(ours.layout.layers):
-            blocks[cache] = head_parts(*ranks, lambda link, of=cache: link.of_block(of))  # type: ignore[misc]
-            states[cache] = head_parts(*ranks, lambda link, of=cache: link.of_state(of))  # type: ignore[misc]
+            blocks[cache] = heads_of(*ranks, lambda link, of=cache: link.of_block(of))  # type: ignore[misc]
+            states[cache] = heads_of(*ranks, lambda link, of=cache: link.of_state(of))  # type: ignore[misc]
         layers = ours.layout.layers
         self._blocks = [blocks[cache] for cache in layers]
         self._states = {
@@ -126,11 +99,11 @@ class HeadRows:
             identity = (chunk.transfer_id, chunk.generation, layer)
             if cache.page:
                 begins = part.page_span(layer, 0).offset + pages * part.block_bytes
-                for head in self._blocks[layer]:
+                for rank, head in self._blocks[layer]:
                     mine = places % head.copies == head.turn
-                    own = self._ours.base(head.rank) + head.begin + begins[mine]
+                    own = self._ours.base(rank) + head.source + begins[mine]
                     mixed = place_seeds(*identity, places[mine], head.number)
-                    add(own, np.full(len(own), head.length), mixed)
+                    add(own, np.full(len(own), head.size), mixed)
             if cache.slot and chunk.slot is not None:
                 state = self._states[layer]
                 further = chunk.slot * part.slab_bytes

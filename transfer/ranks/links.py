@@ -33,10 +33,13 @@ class Segment:
     def length(self) -> int:
         return self.heads * self.size
 
-    def sends_page(self, page: int) -> bool:
-        """Return True if the source rank sends this page, and not another rank with the same heads.
-        page: logical number of the page in its prompt."""
-        return page % self.copies == self.turn
+    @property
+    def each(self) -> Iterator["Segment"]:
+        """Yield each head as a segment of its own."""
+        for head in range(self.heads):
+            source, target = self.source + head * self.size, self.target + head * self.size
+            number = self.number + head
+            yield replace(self, source=source, target=target, heads=1, number=number)
 
 
 @dataclass(frozen=True)

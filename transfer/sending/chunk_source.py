@@ -54,8 +54,7 @@ class ChunkSource(Protocol):
 
     @property
     def sizes(self) -> UnitSizes:
-        """Return the bytes sent for each kind of unit: a block, a GDN state, a draft layer's
-        values."""
+        """Return the bytes sent for a block and for a state of each layer."""
 
     @property
     def code(self) -> int:
@@ -135,7 +134,7 @@ class _ChunkInPlace:
 
     def segments(self, destination: Destination) -> Segments:
         """Return the chunk's segments, equal to those of the reference,
-        descriptors.chunk_segments."""
+        tests/harness/segments_twin.py."""
         chunk, header = self._chunk, self._chunk.header
         here, there = chunk.local_slot, destination.slot
         return self._geometry.pieces(

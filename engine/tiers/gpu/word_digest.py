@@ -60,9 +60,8 @@ def rows_of_job(layout: CacheLayout, pages: Sequence[int], slot: int | None) -> 
     layer_segments(). Indices of sums are the pages in order, then the slot."""
     unit = len(pages)
     found = [np.empty((_LINES, 0), np.int64)]
-    for span in () if slot is None else layout.states:
-        assert slot is not None
-        found.append(rows_of_state(layout, slot, span.offset, span.length, unit))
+    if slot is not None:
+        found += [rows_of_state(layout, slot, s.offset, s.length, unit) for s in layout.states]
     for region in layout.regions:
         found.append(rows_of_pages(layout, region.index, pages, 0))
     return np.concatenate(found, axis=1)

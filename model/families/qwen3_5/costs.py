@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.costs import PrefillFlops, WeightSizes
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.rope import rotary_cache_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes

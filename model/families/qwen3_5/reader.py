@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasuki.model.cache_shape import MODEL_KINDS, LayerKind
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.config_json import ConfigFields, ConfigFile, RopeSettings
+from tasuki.model.layer_kind import MODEL_KINDS, LayerKind
 
 DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.weights.layers import (
     AttentionWeights,
     DraftWeights,

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.cache_shape import LayerKind
 from tasuki.model.config import DeltaNetConfig, DenseShape
 from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.layer_kind import LayerKind
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.vision.prompt_positions import rotary_axes
 
