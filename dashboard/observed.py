@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tasuki.engine import messages as m
-from tasuki.engine.messages import StatsReply
+from tasuki.engine.messages import PictureCounts, StatsReply
 from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeStatus
 from tasuki.transfer.reports import SenderCounters
 
@@ -34,10 +34,10 @@ ObservedMessage = (
 
 @dataclass(frozen=True)
 class PictureFiles:
-    """The server's part of a node's pictures. refused: pictures refused before the engine. held:
-    bytes of picture files kept between requests, by holder: sessions, responses."""
+    """The server's part of a node's pictures. counts: of those before the engine. held: bytes of
+    picture files kept between requests, by holder: sessions, responses."""
 
-    refused: int = 0
+    counts: PictureCounts = field(default_factory=PictureCounts)
     held: Mapping[str, int] = field(default_factory=dict)
 
 

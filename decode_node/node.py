@@ -63,7 +63,7 @@ class DecodeNode:
             engine.max_batch,
             status,
             role_change,
-            pictures=None if sight is None else NodePictures(sight.config.tokens, sight.rules),
+            pictures=None if sight is None else NodePictures.of_folder(engine_config.model),
         )
         self.front = decode_front(
             self.near,

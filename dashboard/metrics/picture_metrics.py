@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import HistogramMetricFamily, Metric
 
 from tasuki.dashboard.observed import PictureFiles
-from tasuki.engine.messages import PictureOutcome, PictureStage, PictureStats, TimeSpread
+from tasuki.engine.messages import PictureOutcome, PictureStats, TimeSpread
 
 from .families import bucketed, counter, gauge
 
@@ -21,7 +21,7 @@ def picture_families(stats: PictureStats | None, files: PictureFiles) -> Iterato
         return
     outcomes = {outcome.value: count for outcome, count in stats.outcomes.items()}
     refused = PictureOutcome.REFUSED.value
-    outcomes[refused] = outcomes.get(refused, 0) + files.refused
+    outcomes[refused] = outcomes.get(refused, 0) + files.counts.refused
     yield counter(
         "pictures",
         "Pictures of prompts, by what became of them: skipped (a hit covers it), kept (its rows "
@@ -29,7 +29,8 @@ def picture_families(stats: PictureStats | None, files: PictureFiles) -> Iterato
         "outcome",
         outcomes,
     )
-    yield _seconds(stats.seconds)
+    stages = {stage.value: spread for stage, spread in stats.seconds.items()}
+    yield _seconds({"fetch": files.counts.fetches, **stages})
     yield gauge(
         "picture_rows_bytes",
         "Of the budget for pictures' rows: pinned by prompts, kept, free.",
@@ -49,7 +50,7 @@ def picture_families(stats: PictureStats | None, files: PictureFiles) -> Iterato
     )
 
 
-def _seconds(spreads: Mapping[PictureStage, TimeSpread]) -> Metric:
+def _seconds(spreads: Mapping[str, TimeSpread]) -> Metric:
     family = HistogramMetricFamily(
         "tasuki_picture_seconds",
         "Of a picture's stages: fetch, decode, resize, tower; and wait, from a prompt's first need "
@@ -57,5 +58,5 @@ def _seconds(spreads: Mapping[PictureStage, TimeSpread]) -> Metric:
         labels=["stage"],
     )
     for stage, spread in spreads.items():
-        family.add_metric([stage.value], *bucketed(spread))
+        family.add_metric([stage], *bucketed(spread))
     return family

@@ -193,7 +193,6 @@ def build_parts(
             "with --model"
         )
     model_config = asked_model(config)
-    family_of(model_config).check_device(torch.device(config.device))
     device = torch_device(config)
     use_device(device)
     check_kernels(config.model, device)
@@ -264,8 +263,10 @@ def kept_contract(
 
 def asked_model(config: EngineConfig) -> ModelConfig:
     """Return the config of the checkpoint folder's model, with the configured context length and
-    draft layer. Raises ModelConfigError, WeightsError, EngineConfigError."""
+    draft layer. Raises ModelConfigError, WeightsError, EngineConfigError. Raises NoKernels if its
+    family has none for the configured device."""
     model = with_context(load_config(config.model), config)
+    family_of(model).check_device(torch.device(config.device))
     return with_draft_layer(model, config.model, config.draft_layer)
 
 

@@ -155,11 +155,8 @@ def build_leader_parts(
         source = RankSource()
     # Check the model before any process is started.
     whole = source.model(config)
-    family = family_of(whole)
-    family.cuts(whole).part(shard_of(config, 0))
-    family.check_device(torch.device(config.device))
-    last = rank_device(config, config.tensor_parallel - 1)
-    on_gpus = last.type != "cpu"
+    family_of(whole).cuts(whole).part(shard_of(config, 0))
+    on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"
         followers = range(1, config.tensor_parallel)

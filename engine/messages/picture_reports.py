@@ -30,11 +30,10 @@ class PictureOutcome(StrEnum):
 class PictureStage(StrEnum):
     """A stage of a picture's way into its prompt.
 
-    FETCH: from its address. DECODE: file to pixels. RESIZE: pixels to patches. TOWER: patches to
+    DECODE: file to pixels. RESIZE: pixels to patches. TOWER: patches to
     rows. WAIT: from a prompt's first need of missing rows until they exist, all included.
     """
 
-    FETCH = "fetch"
     DECODE = "decode"
     RESIZE = "resize"
     TOWER = "tower"

@@ -260,6 +260,27 @@ class TimeSpread(Message):
     seconds: float
 
 
+FETCH_BOUNDS = (0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+NO_FETCHES = TimeSpread(FETCH_BOUNDS, (0,) * (len(FETCH_BOUNDS) + 1), 0.0)
+
+
+class PictureCounts(Message):
+    """Counts of a server's pictures since its start; those of several processes are added.
+
+    refused: pictures refused by their part, address, bytes or header. fetches: seconds of
+    addresses fetched, their waits included.
+    """
+
+    refused: int = 0
+    fetches: TimeSpread = NO_FETCHES
+
+    def __add__(self, other: "PictureCounts") -> "PictureCounts":
+        ours, theirs = self.fetches, other.fetches
+        counts = tuple(map(sum, zip(ours.counts, theirs.counts, strict=True)))
+        fetches = TimeSpread(ours.bounds, counts, ours.seconds + theirs.seconds)
+        return PictureCounts(self.refused + other.refused, fetches)
+
+
 class PictureStats(Message):
     """Counters of an engine's pictures since its start.
 

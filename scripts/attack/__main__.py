@@ -1,5 +1,5 @@
-"""`python -m scripts.attack --seconds 600`: runs the attacks on a prefill and a decode node. The
-same as `python -m scripts.chaos attack`."""
+"""`python -m scripts.attack`: runs the attacks on a prefill and a decode node, 20 s each. It is
+`python -m scripts.chaos attack`."""
 
 import sys
 

@@ -16,6 +16,9 @@ from scripts.common.command import row as line
 from scripts.common.tally import Tally
 from tasuki.utils.options import option
 
+_EACH = 20.0
+"""Seconds of an attack by default."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -66,7 +69,7 @@ def table(rows: Sequence[Row]) -> str:
 
 @dataclass(frozen=True)
 class AttackSettings:
-    seconds: float = option(600.0, "for all attacks together")
+    seconds: float | None = option(None, f"for all attacks together; none: {_EACH:g} for each")
     seed: int | None = seed_option()
     fault: str = option("", "attacks whose names hold this, as rogue or bombs; none: all")
 
@@ -75,7 +78,8 @@ def run(settings: AttackSettings, say: Callable[[str], None]) -> Tally:
     tally = Tally()
     attacks = [attack for attack in ATTACKS if settings.fault in attack.name]
     assert settings.seed is not None
-    rows = campaign(attacks, settings.seconds, settings.seed, say)
+    seconds = _EACH * len(attacks) if settings.seconds is None else settings.seconds
+    rows = campaign(attacks, seconds, settings.seed, say)
     say(table(rows))
     for each in rows:
         tally.count("tries", each.tries)

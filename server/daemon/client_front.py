@@ -8,6 +8,7 @@ from aiohttp import web
 
 from tasuki.dashboard.observed import PictureFiles
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.messages import PictureCounts
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.trials.client import GrammarTrials
 from tasuki.server.anthropic.routes import message_routes
@@ -126,13 +127,18 @@ class ClientFront:
         return self._codec.chat_tokens()
 
     def picture_files(self) -> PictureFiles:
-        """Return the counts of pictures: refused ones, and the bytes of kept files by holder."""
+        """Return the counts of pictures, and the bytes of kept files by holder."""
         pictures = self._served.pictures
         if pictures is None or not pictures.sees:
             return PictureFiles()
         sessions = sum(store.picture_bytes for store in self._sessions.values())
         held = {"sessions": sessions, "responses": self._responses.picture_bytes}
-        return PictureFiles(pictures.refused, held)
+        return PictureFiles(self.picture_counts(), held)
+
+    def picture_counts(self) -> PictureCounts:
+        """Return the counts of pictures that this process read."""
+        pictures = self._served.pictures
+        return PictureCounts() if pictures is None else pictures.counter.counts()
 
     def services(self, client: EngineClient) -> tuple[Service, ...]:
         store = self._store(client)

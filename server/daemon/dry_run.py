@@ -5,14 +5,23 @@ from pathlib import Path
 
 import torch
 
-from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, Share, whole
+from tasuki.engine.assembly.memory_plan import (
+    MIB,
+    MemoryPlan,
+    Share,
+    arena_slabs,
+    weights_of,
+    whole,
+)
 from tasuki.engine.assembly.parts import with_context
 from tasuki.engine.assembly.ranks import shard_of
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
+from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import QuantizationConfig
 from tasuki.model.families.registry import family_of, published_or_folder, with_draft_layer
 from tasuki.model.weights.safetensors_folder import check_kernels
 from tasuki.model.weights.source import ShardedSource
+from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.options import Auto
 
 from .picture_plan import cpu_pictures
@@ -43,6 +52,9 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
         share = partial(ShardedSource, cuts=cuts, shard=shard)
         model = cuts.part(shard)
 
+    if not family_of(model).has_kernels:
+        return on_a_cpu(model, engine_config, config.quantization, share)
+
     def planned(free: int, total: int) -> str:
         device = engine_config.usable_of(free, total)
         plan = MemoryPlan.of(model, engine_config, device, Role.FUSED, config.quantization, share)
@@ -55,6 +67,38 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
     seen = cpu_pictures(engine_config)
     head = "no GPU is here: a plan of each that is known, one with --gpu"
     return "\n\n".join([head, *plans, *filter(None, [seen])])
+
+
+def on_a_cpu(
+    model: ModelConfig, engine_config: EngineConfig, quantization: str, share: Share
+) -> str:
+    """Return the memory plan of a model without kernels for GPUs, as text. Raises WeightsError,
+    EngineConfigError."""
+    sizes = weights_of(model, engine_config, quantization, share)
+    slabs = arena_slabs(engine_config, model, Role.FUSED, None, share)
+    layout = model.cache_layout(
+        engine_config.stored_kv, engine_config.compute_dtype, engine_config.ssm_dtype
+    )
+    rows = [
+        ("weights", _mib(sizes.total)),
+        (
+            f"arena {_how(engine_config.arena_mib)}",
+            f"{_mib(slabs * layout.slab_bytes)}  {slabs} slots or {slabs * layout.pages_per_slab} "
+            "pages",
+        ),
+        ("a slab", _slab(layout)),
+    ]
+    name = family_of(model).name
+    head = f"{name} has no kernels for GPUs, as yet: a plan for --device cpu"
+    return "\n".join([head, *(f"{row:<30}{value}" for row, value in rows)])
+
+
+def _slab(layout: CacheLayout) -> str:
+    return (
+        f"{_mib(layout.slab_bytes)}  one state slot of {layout.slot_bytes / MIB:.1f} MiB, or "
+        f"{layout.pages_per_slab} pages of {layout.page_bytes / MIB:.2f} MiB, with keys and "
+        f"values in {layout.page_dtype}"
+    )
 
 
 def _check_folder(folder: Path) -> None:
@@ -110,12 +154,7 @@ def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
             "largest arena that fits",
             f"{_mib(plan.fitting_arena)}  {_contents(plan, plan.fitting_arena)}",
         ),
-        (
-            "a slab",
-            f"{_mib(layout.slab_bytes)}  one state slot of {layout.slot_bytes / MIB:.1f} MiB, or "
-            f"{layout.pages_per_slab} pages of {layout.page_bytes / MIB:.2f} MiB, with keys and "
-            f"values in {layout.page_dtype}",
-        ),
+        ("a slab", _slab(layout)),
     ]
     lines = [f"{name:<30}{value}" for name, value in rows]
     verdict = (

@@ -9,8 +9,6 @@ from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.assembly.parts import BuildParts, asked_model
 from tasuki.engine.config import EngineConfig, Role
-from tasuki.model.vision.processor import ClipRules
-from tasuki.model.vision.tower import VisionTower
 from tasuki.server.config import ServerConfig
 from tasuki.server.pictures.node_pictures import NodePictures, pictures_apart
 from tasuki.server.workers.links import NodeSockets, node_sockets
@@ -147,8 +145,7 @@ class FusedSide:
             self._ranks.on_loss(end)
         self.model = parts.model_config
         self.grammars = parts.grammars.trials
-        tower = parts.tower
-        self.pictures = None if tower is None else _pictures(tower, config.model)
+        self.pictures = None if parts.tower is None else NodePictures.of_folder(config.model)
         self.engine = build_fused_engine(
             config, parts, build_cache(config, parts), progress_bar("decode graphs")
         )
@@ -190,8 +187,3 @@ def _front(
         workers=workers,
         files=NodeFiles(folders=folders_of(engine_config)),
     )
-
-
-def _pictures(tower: VisionTower, folder: str) -> NodePictures:
-    clip = ClipRules.load(folder, tower.config)
-    return NodePictures(tower.config.tokens, tower.rules, clip=clip)

@@ -205,6 +205,8 @@ class Node:
         if self._workers is not None:
             chat_tokens = self._registry.chat_tokens(chat_tokens)
         files = self._front.picture_files()
+        if self._workers is not None:
+            files = replace(files, counts=self._registry.picture_counts(files.counts))
         return node_report(stats, self._status(), chat_tokens, self._about, files)
 
     def _failures(self) -> Mapping[str, int]:

@@ -19,7 +19,7 @@ from tasuki.engine.messages import Submit
 from tasuki.server.auth.limits import HeldBytes, Hold
 from tasuki.server.auth.tenants import salt_of
 from tasuki.server.engine_client import Answering
-from tasuki.server.errors import InvalidField, PictureUnseen
+from tasuki.server.errors import InvalidField, PictureNotFetched, PictureTooLarge, PictureUnseen
 from tasuki.server.http.access import http_caller, http_request_context
 from tasuki.server.http.bounded_reading import read_body
 from tasuki.server.http.errors import HttpRefusal
@@ -228,8 +228,12 @@ class ServedModel:
     async def _fetched(self, wanted: PicturesWanted, line: str, hold: Hold) -> Fetched:
         if self.fetcher is None or self.pictures is None:
             raise wanted
-        most = self.pictures.limits.each.most_bytes
-        return await fetch_all(self.fetcher, wanted, line, most, hold)
+        most, counter = self.pictures.limits.each.most_bytes, self.pictures.counter
+        try:
+            return await fetch_all(self.fetcher, wanted, line, most, hold, counter.fetched)
+        except (PictureNotFetched, PictureTooLarge):
+            counter.refuse()
+            raise
 
 
 def read_submit(

@@ -27,7 +27,7 @@ from .common_fields import (
     or_null,
     text,
 )
-from .picture_fields import SOURCE_OF_MESSAGES
+from .picture_fields import SOURCE_OF_MESSAGES, VIDEO
 
 MAX_USER_ID = 256
 """Largest length of `metadata.user_id` in characters, as in Anthropic's API."""
@@ -54,7 +54,7 @@ def _content(*blocks: Schema) -> Schema:
 _TEXT_BLOCK = _block("text", {"text": STRING, "citations": one_of(ABSENT)}, ["text"])
 _TEXTS = _content(_TEXT_BLOCK)
 _PICTURE = _block("image", {"source": SOURCE_OF_MESSAGES}, ["source"])
-_SHOWN = _content(_TEXT_BLOCK, _PICTURE)
+_SHOWN = _content(_TEXT_BLOCK, _PICTURE, VIDEO)
 _RESULT = _block(
     "tool_result", {"tool_use_id": STRING, "content": or_null(_SHOWN)}, ["tool_use_id"]
 )
@@ -62,7 +62,7 @@ _THOUGHT = _block("thinking", {"thinking": STRING}, ["thinking"])
 _USE = _block("tool_use", {"name": STRING, "input": {"type": "object"}}, ["name", "input"])
 _MESSAGE: Schema = either(
     object_of(
-        {"role": one_of(["user"]), "content": _content(_TEXT_BLOCK, _PICTURE, _RESULT)},
+        {"role": one_of(["user"]), "content": _content(_TEXT_BLOCK, _PICTURE, VIDEO, _RESULT)},
         ["role", "content"],
     ),
     object_of(

@@ -27,7 +27,7 @@ from .common_fields import (
     one_of,
     or_null,
 )
-from .picture_fields import PICTURE_OF_CHATS
+from .picture_fields import PICTURE_OF_CHATS, VIDEO
 
 _TEXT_PART: Schema = either(
     STRING,
@@ -37,7 +37,7 @@ _TEXT_PART: Schema = either(
     object_of({"type": one_of(["refusal"]), "refusal": STRING}, ["type", "refusal"]),
 )
 CONTENT: Schema = either(STRING, nonnull_array(_TEXT_PART))
-_SHOWN: Schema = either(STRING, nonnull_array(either(_TEXT_PART, PICTURE_OF_CHATS)))
+_SHOWN: Schema = either(STRING, nonnull_array(either(_TEXT_PART, PICTURE_OF_CHATS, VIDEO)))
 _NO_CALLS: Schema = array(most=0)
 _CALL: Schema = object_of(
     {

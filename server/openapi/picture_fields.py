@@ -4,7 +4,18 @@ server/pictures/part_reader.py reads these parts. A node without sight refuses e
 GET /v1/models tells which one sees. test_picture_fields.py compares both.
 """
 
-from .common_fields import NULL, STRING, Fields, Schema, either, object_of, one_of
+from .common_fields import (
+    NOTHING,
+    NULL,
+    STRING,
+    Fields,
+    Schema,
+    either,
+    nonnull_array,
+    number,
+    object_of,
+    one_of,
+)
 
 DETAILS = ("low", "high", "auto", "original")
 _DETAIL: Schema = one_of([None, *DETAILS])
@@ -38,3 +49,41 @@ _BASE64: Schema = object_of(
 _OF_URL: Schema = object_of({"type": one_of(["url"]), "url": _URL}, ["type", "url"])
 SOURCE_OF_MESSAGES: Schema = either(_BASE64, _OF_URL)
 """The `source` of an image block of Messages."""
+_FRAME: Schema = either(
+    _URL,
+    object_of({"source": SOURCE_OF_MESSAGES}, ["source"]),
+    object_of({"source": NOTHING, "url": _URL}, ["url"]),
+    *(
+        object_of(
+            {"source": NOTHING, "url": NOTHING, "detail": _DETAIL, "file_id": NULL, **fields},
+            [name],
+        )
+        for name, fields in (
+            ("image", {"image": _SHOWN}),
+            ("image_url", {"image": NULL, "image_url": _SHOWN}),
+        )
+    ),
+)
+"""A frame: a URL, or a picture in the form of any API, its type not read."""
+_FRAMES_URL: Schema = {
+    **STRING,
+    "pattern": "^[Dd][Aa][Tt][Aa]:[Vv][Ii][Dd][Ee][Oo]/[Jj][Pp][Ee][Gg];[Bb][Aa][Ss][Ee]64,",
+    "description": "JPEG files in base64, separated by commas",
+}
+_OF_VIDEO: Fields = {
+    "type": one_of(["video", "video_url"]),
+    "fps": number(0.001, 1000.0),
+    "detail": _DETAIL,
+}
+VIDEO: Schema = either(
+    object_of({**_OF_VIDEO, "video": nonnull_array(_FRAME, least=1)}, ["type", "video"]),
+    object_of(
+        {
+            **_OF_VIDEO,
+            "video": NULL,
+            "video_url": either(_FRAMES_URL, object_of({"url": _FRAMES_URL}, ["url"])),
+        },
+        ["type", "video_url"],
+    ),
+)
+"""A video as a list of frames, wherever a picture is read. Files of video are refused."""

@@ -41,7 +41,7 @@ from .common_fields import (
     unserved,
 )
 from .openai_fields import MODES, VARIABLES
-from .picture_fields import PICTURE_OF_RESPONSES
+from .picture_fields import PICTURE_OF_RESPONSES, VIDEO
 
 MAX_NAMESPACE = 256
 """Largest length of a tool namespace's name in characters."""
@@ -52,7 +52,7 @@ _PART: Schema = either(
     object_of({"type": one_of(["refusal"]), "refusal": STRING}, ["type", "refusal"]),
 )
 _TEXT: Schema = either(STRING, nonnull_array(_PART))
-_SHOWN: Schema = either(STRING, nonnull_array(either(_PART, PICTURE_OF_RESPONSES)))
+_SHOWN: Schema = either(STRING, nonnull_array(either(_PART, PICTURE_OF_RESPONSES, VIDEO)))
 _SAID: Fields = {"role": one_of(["assistant", "system", "developer"]), "content": _TEXT}
 _ASKED: Fields = {"role": one_of(["user"]), "content": _SHOWN}
 

@@ -15,6 +15,7 @@ from tasuki.server.text.rendering.chat_template import RenderedPrompt
 
 from .fetching.request_addresses import RequestAddresses
 from .part_reader import PictureReader
+from .picture_counts import PictureCounter
 from .sent_picture import PictureLimits, SentPicture
 
 _LIMITS = PictureLimits()
@@ -22,11 +23,11 @@ _LIMITS = PictureLimits()
 
 class BlindPictures:
     sees = False
-    refused = 0
 
     def __init__(self, reason: str) -> None:
         """reason: names the model, and ends with the fix."""
         self._reason = reason
+        self.counter = PictureCounter()
 
     @staticmethod
     def of(name: str, folder: Path) -> "BlindPictures":

@@ -5,7 +5,6 @@ a file only if its rows are missing. Owns the cache of PictureSizes. Any thread.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from .expansion import expanded
 from .fetching.request_addresses import RequestAddresses
 from .part_reader import PictureReader
+from .picture_counts import PictureCounter
 from .picture_sizes import KnownFile, MeasuredPicture, PictureSizes
 from .sent_picture import PictureLimits, SentPicture
 
@@ -35,13 +35,13 @@ MakeMedia = Callable[[Sequence[bytes]], list[Media]]
 
 
 class Pictures(Protocol):
-    """The pictures of a node's requests. sees: False if each one is refused. refused: number of
-    pictures refused so far by their content."""
+    """The pictures of a node's requests. sees: False if each one is refused. counter: counts those
+    that do not reach the engine."""
 
     @property
     def sees(self) -> bool: ...
     @property
-    def refused(self) -> int: ...
+    def counter(self) -> PictureCounter: ...
     @property
     def limits(self) -> PictureLimits: ...
     def reader(
@@ -71,8 +71,7 @@ class NodePictures:
         self._tokens = tokens
         self._limits = PictureLimits() if limits is None else limits
         self._fps = None if clip is None else clip.fps
-        self._lock = threading.Lock()
-        self.refused = 0
+        self.counter = PictureCounter()
         self._sizes = PictureSizes(rules, self._limits, clip=clip)
         self._media = media
 
@@ -94,7 +93,7 @@ class NodePictures:
     ) -> PictureReader:
         """Return the reader of one request's pictures. before: those of its stored part.
         addresses: those of the request; None: refused."""
-        return PictureReader(self._limits, before, self._fps, addresses)
+        return PictureReader(self._limits, before, self._fps, addresses, self.counter.refuse)
 
     def placed(
         self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes, most: int
@@ -108,8 +107,7 @@ class NodePictures:
         try:
             measured = self._sizes.measured(salt, sent)
         except ServerError:
-            with self._lock:
-                self.refused += 1
+            self.counter.refuse()
             raise
         found = expanded(rendered, measured, self._tokens, most)
         held, pairs = self._held(sent), zip(measured, found.layout.runs, strict=True)

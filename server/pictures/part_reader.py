@@ -12,11 +12,13 @@ see PictureSizes. Files, stored files, audio and files of video are refused by n
 one thread. An error names the place.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tasuki.server.errors import InvalidField, PictureTooLarge
+from tasuki.server.errors import InvalidField, PictureTooLarge, ServerError
+from tasuki.utils.signatures import Notice
 
 from .clips import listed_frames, pair_times, paired, read_fps
 from .encoded_bytes import MOST_HEAD, Base64, check_declared, is_address, read_base64, read_url
@@ -68,24 +70,36 @@ class PictureReader:
         before: Sequence[SentPicture] = (),
         fps: float | None = None,
         addresses: RequestAddresses | None = None,
+        on_refused: Notice = lambda: None,
     ) -> None:
         """before: pictures of the conversation's stored part. fps: frames a second of clips without
         their own; None: the model reads no clips. addresses: those of the request; None: refused.
-        """
+        on_refused: called for a refused part."""
         self._limits = limits
         self._fps = fps
         self._addresses = addresses
+        self._on_refused = on_refused
         self._frames = sum(1 for one in before if one.pair is not None for _ in one.frames)
         self._images = sum(1 for one in before if one.pair is None)
         self.pictures: list[SentPicture] = [*before]
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """Report a refusal inside the block."""
+        try:
+            yield
+        except ServerError:
+            self._on_refused()
+            raise
 
     def chat_part(self, part: dict[str, Any], place: str) -> None:
         """Add the picture of a chat's part to `pictures`. The part loses its data, unless addresses
         may be fetched: then it is read again. So memory holds these once, and the next picture's
         text takes the place of this one's. REQUIRES: its type is one of CHAT_PARTS. Raises
         InvalidField, PictureNotFetched; PictureTooLarge, also for too many pictures."""
-        self._check_count(place)
-        self._add(self._chat_picture(part, place))
+        with self._judged():
+            self._check_count(place)
+            self._add(self._chat_picture(part, place))
         if self._addresses is None:
             name = _url_field(part)
             holder, key = (part[name], "url") if isinstance(part[name], dict) else (part, name)
@@ -94,19 +108,25 @@ class PictureReader:
     def response_part(self, part: Mapping[str, Any], place: str) -> None:
         """Add the picture of a Responses item's part to `pictures`. REQUIRES: its type is one of
         RESPONSE_PARTS. Raises as chat_part()."""
-        self._check_count(place)
-        self._add(self._of_url(part, "image_url", place))
+        with self._judged():
+            self._check_count(place)
+            self._add(self._of_url(part, "image_url", place))
 
     def message_block(self, block: Mapping[str, Any], place: str) -> None:
         """Add the picture of a Messages block to `pictures`. REQUIRES: its type is one of
         MESSAGE_BLOCKS. Raises as chat_part()."""
-        self._check_count(place)
-        self._add(self._block_picture(block, place))
+        with self._judged():
+            self._check_count(place)
+            self._add(self._block_picture(block, place))
 
     def clip(self, part: Mapping[str, Any], place: str) -> list[str]:
         """Add the pictures of a clip, one for each pair of frames, to `pictures`. Return the text
         before each of them. REQUIRES: its type is one of clips.CLIP_PARTS. Raises as
         chat_part()."""
+        with self._judged():
+            return self._clip(part, place)
+
+    def _clip(self, part: Mapping[str, Any], place: str) -> list[str]:
         usual = self._clip_fps(str(part["type"]), place)
         fps = read_fps(part.get("fps"), f"{place}.fps", usual)
         detail = read_detail(part.get("detail"), f"{place}.detail")
@@ -121,12 +141,17 @@ class PictureReader:
     def file(self, content: bytes, detail: str, place: str) -> None:
         """Read a file of gRPC. detail: as in chats; may be empty. Raises InvalidField,
         PictureTooLarge."""
-        self._check_count(place)
-        read = read_detail(detail or None, f"{place}.picture.detail")
-        self._add(SentPicture(place, self._checked(content, f"{place}.picture.file"), read))
+        with self._judged():
+            self._check_count(place)
+            read = read_detail(detail or None, f"{place}.picture.detail")
+            self._add(SentPicture(place, self._checked(content, f"{place}.picture.file"), read))
 
     def files(self, contents: Sequence[bytes], fps: float, place: str) -> list[str]:
         """Read a clip of gRPC, as clip(). fps: 0 for the model's own."""
+        with self._judged():
+            return self._files(contents, fps, place)
+
+    def _files(self, contents: Sequence[bytes], fps: float, place: str) -> list[str]:
         usual = self._clip_fps("clip", place)
         field = f"{place}.clip.frames"
         fps = read_fps(fps or None, f"{place}.clip.fps", usual)

@@ -13,7 +13,7 @@ Pure.
 from collections.abc import Iterator
 from typing import get_args
 
-from tasuki.engine.messages import RequestError, RequestId, Submit
+from tasuki.engine.messages import PictureCounts, RequestError, RequestId, Submit
 from tasuki.engine.messages.types import Message
 from tasuki.server.auth.callers import Caller
 from tasuki.server.auth.tenants import RequestContext
@@ -155,9 +155,10 @@ class CallsOver(Message):
 
 class Awake(Message):
     """A worker's answer to each Look. failures: number of the worker's failed calls so far, by
-    kind."""
+    kind. pictures: its counts of pictures so far."""
 
     failures: dict[str, int]
+    pictures: PictureCounts = PictureCounts()
 
 
 Note = Release | Took | Leave | KeepResponse | WorkerStands | WorkerFailed | CallsOver | Awake

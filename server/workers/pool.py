@@ -283,9 +283,10 @@ class _WorkerProcess:
                     self._stands.set_exception(WorkerError(reason))
             case w.CallsOver():
                 self.calls_over.set()
-            case w.Awake(failures):
+            case w.Awake(failures, pictures):
                 self._unanswered = 0
                 self._seat.failures = failures
+                self._seat.pictures = pictures
             case _:
                 self._seat.take(message)
 

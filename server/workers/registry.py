@@ -38,6 +38,7 @@ from typing import Any, Generic, TypeVar
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart.frames import TakeMessages
+from tasuki.engine.messages import PictureCounts
 from tasuki.engine.messages.media import KnownBlocks
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RequestAborted, ServerError
@@ -263,6 +264,8 @@ class WorkerSeat:
         self.chat_tokens: dict[str, int] = {}
         self.failures: dict[str, int] = {}
         """Number of failed calls by kind, at the last Look at the worker."""
+        self.pictures = PictureCounts()
+        """Counts of pictures at the same time."""
         self.stood = False
         self.has_left = False
         self.in_engine: frozenset[m.RequestId] | None = None
@@ -530,6 +533,8 @@ class Registry:
         self._chat_tokens: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         """Number of failed calls by kind. This count and _chat_tokens belong to ended workers."""
+        self._pictures = PictureCounts()
+        """Counts of pictures of ended workers."""
 
     def seat(self, number: int, send: TakeMessages) -> WorkerSeat:
         """Add a seat for a worker, and return it. number: number of the worker, used by no worker
@@ -543,7 +548,8 @@ class Registry:
         seat.leave()
         self._chat_tokens.update(seat.chat_tokens)
         self._failures.update(seat.failures)
-        seat.chat_tokens, seat.failures = {}, {}
+        self._pictures += seat.pictures
+        seat.chat_tokens, seat.failures, seat.pictures = {}, {}, PictureCounts()
         self._forget_if_over(number)
 
     def gone_from_engine(self, number: int, left: Sequence[m.RequestId]) -> None:
@@ -583,3 +589,7 @@ class Registry:
         for counts in (self._failures, *(seat.failures for seat in self._seats.values())):
             found.update(counts)
         return dict(found)
+
+    def picture_counts(self, own: PictureCounts) -> PictureCounts:
+        """Return the counts of pictures: the sum of all workers' and this process's own."""
+        return sum((seat.pictures for seat in self._seats.values()), self._pictures + own)

@@ -26,6 +26,7 @@ from aiohttp import ClientSession, ClientTimeout, UnixConnector, web
 from multidict import CIMultiDict
 from yarl import URL
 
+from tasuki.engine.messages import PictureCounts
 from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.anthropic.routes import message_routes
@@ -226,6 +227,7 @@ class Worker:
         self._ending: asyncio.Future[int] = self._loop.create_future()
         self._waits: asyncio.Task[None] | None = None
         self._rotation = Rotation()
+        self._pictures: NodePictures | None = None
         self._registry: RegistryLink
         self._engine: EngineSocket
         self._client: WorkerClient
@@ -287,6 +289,7 @@ class Worker:
         )
         held = HeldBytes.for_messages(size)
         pictures = pictures_apart(job.folder) if job.sees_pictures else None
+        self._pictures = pictures
         inference = InferenceService(client, codec, access.keys, held, pictures)
         sessions = AskedSessions(self._registry)
         turns = TurnService(client, codec, sessions, access.keys, held, pictures)
@@ -347,7 +350,9 @@ class Worker:
             case w.AwaitCalls():
                 self._waits = self._loop.create_task(self._tell_when_over())
             case w.Look():
-                self._registry.notify(w.Awake(dict(self._client.calls.failures)))
+                seen = self._pictures
+                counts = PictureCounts() if seen is None else seen.counter.counts()
+                self._registry.notify(w.Awake(dict(self._client.calls.failures), counts))
             case w.EngineDied(reason):
                 self._client.engine_lost(reason)
             case w.EndWorker():

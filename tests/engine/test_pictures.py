@@ -390,7 +390,8 @@ def test_two_requests_for_one_picture_encode_it_once() -> None:
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_after_random_lives_nothing_is_held(count: int) -> None:
     random = np.random.default_rng(7)
-    engine = budgeted(120, slabs=12, max_batch=6, prefill_chunk_tokens=64)
+    # All wait at once: the last of a thousand longer than a minute.
+    engine = budgeted(120, slabs=12, max_batch=6, prefill_chunk_tokens=64, queue_timeout=600.0)
     names = [f"r{number}" for number in range(count)]
     for name in names:
         made = Prompt().text(text(int(random.integers(1, 90)), int(random.integers(4))))

@@ -1,13 +1,17 @@
 """Pictures over HTTP on a pair of real daemons: golden answers, ten turns, and deaths while a
 picture is sent. The decode node has no tower, unless said otherwise."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
 
 from tasuki.transfer import failpoints
+from tests.handover.test_role_change import change
 from tests.harness.covering import slow_behind
 from tests.harness.daemons import Node, flags, fleet, meet
 from tests.harness.forked_daemon import ForkedDaemon
@@ -51,13 +55,47 @@ def pair() -> Iterator[tuple[Node, Node]]:
         decode.assert_at_rest()
 
 
-@pytest.mark.parametrize("name", slow_behind(1, {name: name for name in CASES}))
-def test_golden_answers(pair: tuple[Node, Node], name: str) -> None:
+FIRST = "mixed"
+"""An image, a clip of frames, an image."""
+NAMES = [name for name in (FIRST, *CASES) if name in CASES]
+
+
+def is_golden(decode: Node, name: str, salt: str) -> None:
+    """Assert the golden tokens of a case's answer."""
     case = CASES[name]
-    reply = chat(pair[1], messages_of(case), len(case["greedy"]), cache_salt=name)
+    reply = chat(decode, messages_of(case), len(case["greedy"]), cache_salt=salt)
     assert reply.status == 200, reply.body
     assert reply.json["prompt_token_ids"] == case["prompt"]
     assert reply.json["choices"][0]["token_ids"] == case["greedy"]
+
+
+@pytest.mark.parametrize("name", slow_behind(1, {name: name for name in NAMES}))
+def test_golden_answers(pair: tuple[Node, Node], name: str) -> None:
+    _, decode = pair
+    before = decode.arrived()
+    for turn in ("cold", "again"):
+        is_golden(decode, name, name)
+        assert decode.arrived() > before, turn
+        before = decode.arrived()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [BLIND, ()], ids=["blind", "tower"])
+def test_clips_whose_hand_over_is_near_or_lost(more: tuple[str, ...]) -> None:
+    """A decode node computes a clip by its own tower, or refuses it, once its peer has gone."""
+    with fleet() as start:
+        prefill = seeing(start)
+        decode = answering(start, prefill, more=more)
+        for name in ("video", "mixed"):
+            is_golden(decode, name, "a pair")
+        prefill.stop()
+        for name in ("video", "mixed"):
+            if more:
+                reply = chat(decode, messages_of(CASES[name]), 4, cache_salt="alone")
+                assert (reply.status, reply.json["error"]["code"]) == (503, "no_tower")
+            else:
+                is_golden(decode, name, "alone")
+        decode.assert_at_rest()
 
 
 def turn_of(number: int) -> dict[str, Any]:
@@ -90,6 +128,39 @@ def test_ten_turns_with_three_pictures_resume_at_their_exact_ends(
     assert arrived
 
 
+@pytest.mark.slow
+def test_a_prefill_node_that_changes_its_role_and_comes_back() -> None:
+    """Chats with images and clips go on meanwhile. No reply is wrong, and none is an error."""
+    with fleet() as start:
+        prefill = seeing(start)
+        decode = answering(start, prefill, more=())
+        salts = count()
+
+        def until_over(over: threading.Event) -> int:
+            asked = 0
+            while not over.is_set():
+                for name in ("mixed", "middle"):
+                    is_golden(decode, name, f"{next(salts)}")
+                    asked += 1
+            return asked
+
+        for role in ("decode", "prefill"):
+            over = threading.Event()
+            with ThreadPoolExecutor(2) as pool:
+                callers = [pool.submit(until_over, over) for _ in range(2)]
+                try:
+                    change(prefill, role)
+                finally:
+                    over.set()
+                assert all(caller.result() for caller in callers)
+        meet(decode)
+        before = decode.arrived()
+        is_golden(decode, "mixed", "after")
+        assert decode.arrived() > before
+        prefill.assert_at_rest()
+        decode.assert_at_rest()
+
+
 def kill_at(place: failpoints.Place) -> dict[str, str]:
     return {failpoints.VARIABLE: f"{place.value}=kill"}
 
@@ -103,11 +174,11 @@ def test_a_prefill_node_that_dies_at_a_piece_is_replaced_by_another() -> None:
         dying = seeing(start, "--name", "dying", **kill_at(failpoints.Place.SENDER_ON_PIECE))
         other = seeing(start, "--name", "other")
         decode = answering(start, dying, other)
-        # Prompts go to the two in turn, so one of two is lost at its piece.
-        for salt in ("one", "two"):
-            reply = chat(decode, messages_of(CASE), len(CASE["greedy"]), cache_salt=salt)
-            assert reply.status == 200, reply.body
-            assert reply.json["choices"][0]["token_ids"] == CASE["greedy"]
+        # Prompts at once go to both nodes, so one of them is lost at its piece.
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(is_golden, decode, "middle", f"{salt}") for salt in range(16)]
+            for each in asked:
+                each.result()
         until(lambda: dying.exit_status is not None, lambda: dying.last_words)
         dying.put_down()
         other.assert_at_rest()

@@ -1,7 +1,7 @@
 """A decode node driven by hand, transferring with a real prefill daemon over NIXL."""
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
@@ -74,9 +74,12 @@ class Rogue:
         finally:
             answers.put(None)
 
-    def connect(self, metadata: bytes, slabs: int = SLABS) -> pb.ConnectResponse:
+    def connect(
+        self, metadata: bytes, slabs: int = SLABS, pictures: Mapping[str, str] | None = None
+    ) -> pb.ConnectResponse:
+        """Connect anew. pictures: the contract about them; None: of a node without a tower."""
         node = node_of(metadata, slabs)
-        request = pb.ConnectRequest(node=node, contract=self.contract)
+        request = pb.ConnectRequest(node=node, contract=self.contract, pictures=pictures)
         return self.stub.Connect(request, timeout=HANG_SECONDS)
 
     def reserve(self, **transfer_request: object) -> pb.ReceiverMessage:
@@ -142,8 +145,34 @@ class Rogue:
         self.arrive()
         return told[-1].WhichOneof("message") in ENDS
 
+    def send_pieces(self, pieces: Iterable[pb.PicturePiece]) -> grpc.RpcError | None:
+        """Send pieces of pictures in a call of their own. The first one gets the connection. Return
+        the refusal; None if they were taken."""
+
+        def named() -> Iterator[pb.PicturePiece]:
+            for number, piece in enumerate(pieces):
+                if not number:
+                    piece.connection_id = self._connection
+                yield piece
+
+        try:
+            self.stub.Pictures(named(), timeout=HANG_SECONDS)
+        except grpc.RpcError as error:
+            return error
+        return None
+
     def close(self) -> None:
         self._heart.cancel()
         self._beating.join()
         self._channel.close()
         self._transport.close()
+
+
+class SeeingRogue(Rogue):
+    """A Rogue whose tower and processor are the prefill node's own, by its word."""
+
+    def connect(
+        self, metadata: bytes, slabs: int = SLABS, pictures: Mapping[str, str] | None = None
+    ) -> pb.ConnectResponse:
+        known = super().connect(metadata, slabs).connected.pictures
+        return super().connect(metadata, slabs, known if pictures is None else pictures)

@@ -120,6 +120,20 @@ def test_a_harmful_file_is_refused_and_the_next_one_decoded(
     assert (np.asarray(pixels_of(decoders, b"pass")) == 7).all()
 
 
+def test_processor_time_follows_the_header() -> None:
+    """A small file that spins frees its decoder soon; the largest picture keeps its time."""
+    cost = DecodeBounds()
+    assert [cost.seconds(pixels) for pixels in (24, 10**6, 40 * 10**6, 10**9)] == [3, 3, 10, 10]
+    # With the largest picture's time it would be late.
+    bounds = DecodeBounds(cpu_seconds=120, wait_seconds=60.0, least_seconds=0.5)
+    made = PictureDecoders(cost=bounds, decode_source=OBEYS)
+    try:
+        with pytest.raises(PictureError, match="too much time or memory"):
+            pixels_of(made, b"spin")
+    finally:
+        made.close()
+
+
 def test_a_reason_is_short(decoders: PictureDecoders) -> None:
     with pytest.raises(PictureError) as refused:
         pixels_of(decoders, b"long")

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tasuki.server.auth.callers import ANYBODY
+from tasuki.server.auth.limits import HeldBytes
+from tasuki.server.errors import PictureNotFetched
 from tasuki.server.pictures.fetching.addresses import FetchHosts
 from tasuki.server.pictures.fetching.fetcher import (
     FetchBounds,
@@ -17,6 +20,8 @@ from tasuki.server.pictures.fetching.fetcher import (
     FetchTooLarge,
     PictureFetcher,
 )
+from tasuki.server.pictures.fetching.request_addresses import PicturesWanted, fetch_all
+from tasuki.server.pictures.picture_counts import PictureCounter
 from tests.harness.fetch_stand_ins import ANSWERS, LOCAL
 from tests.harness.picture_files import picture_file
 from tests.harness.picture_server import PictureServer, serving_pictures
@@ -175,6 +180,24 @@ def test_a_caller_s_slow_addresses_hold_back_no_other(home: Path, server: Pictur
         with pytest.raises(FetchRefused):
             each.result(HANG_SECONDS)
     assert not own._waiting
+
+
+async def test_each_fetched_address_is_counted_with_its_seconds(
+    fetcher: PictureFetcher, server: PictureServer
+) -> None:
+    counter, held = PictureCounter(), HeldBytes()
+    urls = {server.url("a.png"): "a", server.url("missing"): "b"}
+    with held.hold(ANYBODY) as hold:
+        with pytest.raises(PictureNotFetched):
+            wanted = PicturesWanted(dict([*urls.items()][1:]))
+            await fetch_all(fetcher, wanted, "ann", MOST, hold, counter.fetched)
+        assert sum(counter.counts().fetches.counts) == 0
+        wanted = PicturesWanted(dict([*urls.items()][:1]))
+        await fetch_all(fetcher, wanted, "ann", MOST, hold, counter.fetched)
+    fetches = counter.counts().fetches
+    assert sum(fetches.counts) == 1 and fetches.seconds > 0
+    both = counter.counts() + counter.counts()
+    assert sum(both.fetches.counts) == 2 and both.fetches.seconds == 2 * fetches.seconds
 
 
 def test_no_descriptor_and_no_thread_is_left(

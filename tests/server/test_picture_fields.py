@@ -16,6 +16,7 @@ from tasuki.server.openapi.picture_fields import (
     PICTURE_OF_CHATS,
     PICTURE_OF_RESPONSES,
     SOURCE_OF_MESSAGES,
+    VIDEO,
 )
 from tasuki.server.openapi.responses_fields import RESPONSE
 from tasuki.server.pictures.part_reader import PictureReader
@@ -74,7 +75,38 @@ OF_MESSAGES = [
     {"type": "odd"},
     None,
 ]
+
+
+def video(reader: PictureReader, part: Any) -> None:
+    reader.clip(part, "p")
+
+
+JPEGS = "data:video/jpeg;base64," + DATA
+FRAMES: tuple[Any, ...] = (
+    *(URL, {"url": URL}, {"url": URL, "detail": 7}, {"type": "odd", "image_url": {"url": URL}}),
+    *({"image": URL, "detail": "low"}, {"image": URL, "detail": 7}, {"image": None}),
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
+    *({"source": {"type": "url", "url": URL}}, {"source": None, "url": URL}, {"url": None}),
+    *({"url": 7, "image_url": URL}, {"image_url": URL, "file_id": "file-1"}, 7, "no url"),
+)
+OF_VIDEOS = [
+    *({"type": "video", "video": [URL, frame]} for frame in FRAMES),
+    *({"type": "video", "video": value} for value in ([], URL, {"url": URL}, None, 7)),
+    *(
+        {"type": "video", "video": [URL], "fps": fps}
+        for fps in (None, 2, 0.5, 1000, 0, -1, 1001, "2", True)
+    ),
+    *({"type": "video", "video": [URL], "detail": detail} for detail in (None, "low", "best")),
+    *(
+        {"type": "video_url", "video_url": value}
+        for value in (JPEGS, {"url": JPEGS}, f"{JPEGS},{DATA}", "data:video/mp4;base64,AAAA", 7)
+    ),
+    {"type": "video_url", "video_url": JPEGS, "video": [URL]},
+    {"type": "video_url", "video_url": JPEGS, "video": 7},
+    {"type": "video_url"},
+]
 CASES = [
+    *((VIDEO, video, part) for part in OF_VIDEOS),
     *((PICTURE_OF_CHATS, chat, part) for part in OF_CHATS),
     *((PICTURE_OF_RESPONSES, response, part) for part in OF_RESPONSES),
     *((SOURCE_OF_MESSAGES, block, source) for source in OF_MESSAGES),
@@ -85,7 +117,7 @@ CASES = [
 def test_what_is_declared_is_what_is_read(schema: Schema, read: Read, part: Any) -> None:
     try:
         # The reader moves the data of a chat's part.
-        read(PictureReader(PictureLimits()), deepcopy(part))
+        read(PictureReader(PictureLimits(), fps=2.0), deepcopy(part))
     except InvalidField as error:
         is_read = False
         assert str(error).startswith("p")
@@ -105,6 +137,8 @@ def message(role: str, content: dict[str, Any]) -> dict[str, Any]:
 PART = {"type": "image_url", "image_url": {"url": URL}}
 BLOCK = {"type": "image", "source": {"type": "url", "url": URL}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [BLOCK]}
+CLIP = {"type": "video", "video": [URL, URL], "fps": 1}
+SHOWN = {"type": "tool_result", "tool_use_id": "t", "content": [CLIP]}
 ITEM = {"type": "input_image", "image_url": URL}
 OUTPUT = {"type": "function_call_output", "output": [ITEM]}
 PLACES: list[tuple[Schema, dict[str, Any], bool]] = [
@@ -122,6 +156,10 @@ PLACES: list[tuple[Schema, dict[str, Any], bool]] = [
         for role in ("user", "assistant", "system", "developer")
     ),
     (RESPONSE, {"input": [OUTPUT]}, True),
+    *((CHAT, {"messages": [message(role, CLIP)]}, role == "user") for role in ("user", "system")),
+    (MESSAGE, {"max_tokens": 1, "messages": [message("user", CLIP)]}, True),
+    (MESSAGE, {"max_tokens": 1, "messages": [message("user", SHOWN)]}, True),
+    *((RESPONSE, {"input": [message(role, CLIP)]}, role == "user") for role in ("user", "system")),
 ]
 
 

@@ -16,6 +16,7 @@ import pytest
 from tasuki.client.prompt import Prompt, SamplingOptions
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import Reply, ask
+from tests.harness.metrics_text import scraped
 from tests.harness.picture_answers import CASES, CHAT, FOLDER, cached, chat, messages_of, url_of
 from tests.harness.picture_files import data_url, picture_file, png_of
 from tests.harness.picture_goldens import needs_goldens
@@ -151,7 +152,8 @@ def test_grpc_answers_parts(node: Node) -> None:
 
 
 REFUSED = {
-    # The front refuses the first one, the engine the second.
+    # The reader refuses the first one, the front the second, the engine the third.
+    "no base64": ("data:image/png,abc", (400, "invalid")),
     "too many pixels": (data_url(png_of(1 << 14, 1 << 14)), (413, "picture_too_large")),
     "cut off": (data_url(picture_file(400, 300)[:-200]), (400, "invalid")),
 }
@@ -160,11 +162,18 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_keep_no_media(node: Node, name: str) -> None:
     url, refusal = REFUSED[name]
+    before = refused_by(node)
     part = {"type": "image_url", "image_url": {"url": url}}
     reply = chat(node, [{"role": "user", "content": [part]}])
     assert reply.refusal == refusal, reply.body
     assert "messages[0].content[0]" in reply.error["message"]
     assert_no_media(node)
+    # A front worker reports its counts a moment later.
+    until(lambda: refused_by(node) == before + 1, lambda: f"not {before + 1} refused")
+
+
+def refused_by(node: Node) -> float:
+    return scraped(node.http_address)["tasuki_pictures_total{outcome=refused}"]
 
 
 def slow_question(salt: str) -> dict[str, Any]:

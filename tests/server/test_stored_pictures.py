@@ -10,7 +10,16 @@ from aiohttp import ClientSession
 
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import ask
-from tests.harness.picture_answers import CASES, FOLDER, cached, chat, messages_of, url_of
+from tests.harness.picture_answers import (
+    CASES,
+    FOLDER,
+    cached,
+    chat,
+    frame_files,
+    messages_of,
+    url_of,
+)
+from tests.harness.picture_files import data_url
 from tests.harness.picture_goldens import needs_goldens
 from tests.harness.running_nodes import HTTP, running
 from tests.server.test_picture_turns import items_of, respond, session, text_of
@@ -131,6 +140,25 @@ def test_a_compaction_too_long_drops_old_messages_with_their_pictures(node: Node
     alone = respond(node, items_of("turn2"), store=False).json["usage"]["input_tokens_details"]
     shown = reply.json["usage"]["input_tokens_details"]["image_tokens"]
     assert shown == alone["image_tokens"]
+
+
+def test_a_stored_video_goes_on_and_is_not_listed_or_compacted(node: Node) -> None:
+    """Refused by type, with the place of the video in its own request."""
+    frames = [data_url(file.read_bytes()) for file in frame_files("clip")]
+    content = [{"type": "video", "video": frames, "fps": 2}, words("what?")]
+    first = respond(node, [{"role": "user", "content": content}])
+    assert first.status == 200, first.body
+    name = first.json["id"]
+    onward = respond(node, "and?", previous_response_id=name)
+    assert onward.json["usage"]["input_tokens_details"]["video_tokens"] > 0
+    path = f"/v1/responses/{name}/input_items"
+    compact = {"previous_response_id": name}
+    for refused in (
+        ask(node.http_address, "GET", path),
+        ask(node.http_address, "POST", "/v1/responses/compact", compact),
+    ):
+        assert refused.refusal == (400, "invalid"), refused.body
+        assert "input[0].content[0].video[0] is of a video" in refused.error["message"]
 
 
 def words(text: str) -> dict[str, str]:

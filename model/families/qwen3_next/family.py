@@ -13,10 +13,8 @@ from tasuki.model.vision.config import VisionConfig
 from tasuki.model.weights.source import TensorSource
 from tasuki.utils.logs import Progress, no_progress
 
-from .cuts import Qwen3NextCuts
-from .published import PUBLISHED, short_name
-from .reader import MODEL_TYPES, read_config
-from .weights import assemble
+from .reader import MODEL_TYPES, PUBLISHED, read_config, short_name
+from .weights import Qwen3NextCuts, assemble
 
 
 class Qwen3NextFamily(Qwen35Family):

@@ -2,13 +2,18 @@
 
 Published rows of `in_proj_qkvz` are grouped by key head: [q, k, its values' v, their z]. Those of
 `in_proj_ba` are [its values' b, their a]. The operators read [q | k | v | z | b | a], each by head.
+Ranks cut both projections by key head.
 """
+
+from dataclasses import dataclass
 
 import torch
 
 from tasuki.model.config import DeltaNetConfig
+from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
 from tasuki.model.families.qwen3_5.weights import Assembler, ModelWeights
 from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.shard import Cut, Shard, cut_segments, module_and_leaf
 from tasuki.model.weights.source import TensorSource
 from tasuki.utils.logs import Progress, no_progress
 
@@ -53,3 +58,20 @@ class _Assembler(Assembler):
             )
             for name, sizes in parts.items()
         ]
+
+
+@dataclass(frozen=True)
+class Qwen3NextCuts(Qwen35Cuts):
+    """`RankCuts` of one whole model."""
+
+    def cut(self, shard: Shard, name: str) -> Cut | None:
+        config = self.config
+        keys, values = config.key_heads, config.value_heads
+        rows = {
+            "in_proj_qkvz": 2 * keys * config.key_dim + 2 * values * config.value_dim,
+            "in_proj_ba": 2 * values,
+        }
+        leaf = module_and_leaf(name)[1]
+        if leaf in rows:
+            return cut_segments(shard, 0, (keys, rows[leaf]))
+        return super().cut(shard, name)

@@ -4,6 +4,7 @@ A message is one datagram of MessagePack. A DecodeJob comes with two descriptors
 and memory for the pixels. Each job gets one DecodeReply.
 """
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -17,11 +18,20 @@ MOST_REASON = 300
 
 
 class DecodeBounds(msgspec.Struct, frozen=True):
-    """Bounds of one decoding. cpu_seconds: processor time; 40 million pixels of WebP take two.
+    """Bounds of one decoding. cpu_seconds: processor time of the largest picture; 40 million pixels
+    of WebP take two. least_seconds, megapixel_seconds: processor time of any picture, and more for
+    each million pixels of its header. So slow small files hold a decoder for three seconds.
     wait_seconds: of the clock, since children have the lowest priority."""
 
     cpu_seconds: int = 10
     wait_seconds: float = 30.0
+    least_seconds: float = 2.0
+    megapixel_seconds: float = 0.2
+
+    def seconds(self, pixels: int) -> int:
+        """Return the processor time of a picture with so many pixels."""
+        own = self.least_seconds + self.megapixel_seconds * pixels / 1e6
+        return min(self.cpu_seconds, math.ceil(own))
 
 
 class DecodeJob(msgspec.Struct, frozen=True):

@@ -99,7 +99,8 @@ class DecodeWorker:
 
     def _decoded(self, job: DecodeJob, content: int, pixels: int) -> DecodeReply:
         address_bytes = self._own_bytes + BASE_BYTES + BYTES_A_PIXEL * job.size.pixels
-        bounds = ChildBounds(job.cost.cpu_seconds, address_bytes)
+        seconds = job.cost.seconds(job.size.pixels)
+        bounds = ChildBounds(seconds, address_bytes)
 
         def run() -> bytes:
             given, wanted = mapped_content(content), mapped_pixels(pixels, job.size)
@@ -118,7 +119,7 @@ class DecodeWorker:
         child.close()
         if is_late:
             return DecodeReply(Outcome.LOST, _LATE)
-        return _reply_of(end, job.cost.cpu_seconds)
+        return _reply_of(end, seconds)
 
 
 def _in_child(

@@ -6,7 +6,8 @@ thread at a time.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType
 
 from tasuki.server.auth.limits import Hold
@@ -66,15 +67,22 @@ class RequestAddresses:
 
 
 async def fetch_all(
-    fetcher: PictureFetcher, wanted: PicturesWanted, line: str, most_bytes: int, hold: Hold
+    fetcher: PictureFetcher,
+    wanted: PicturesWanted,
+    line: str,
+    most_bytes: int,
+    hold: Hold,
+    on_fetched: Callable[[float], None] = lambda seconds: None,
 ) -> Fetched:
     """Return the contents of a request's addresses. line: its caller's queue. most_bytes: of each.
-    hold: counts their bytes too. Raises PictureNotFetched, PictureTooLarge, Busy."""
+    hold: counts their bytes too. on_fetched: gets the seconds of each, with its wait. Raises
+    PictureNotFetched, PictureTooLarge, Busy."""
     found: dict[str, bytes] = {}
     total = 0
 
     async def fetch(url: str, place: str) -> None:
         nonlocal total
+        began = time.perf_counter()
         try:
             content = await asyncio.wrap_future(fetcher.fetch(line, url, most_bytes))
         except FetchTooLarge as error:
@@ -83,6 +91,7 @@ async def fetch_all(
             raise PictureNotFetched(place, str(error)) from error
         except FetchesBusy as error:
             raise Busy(f"{place} was not fetched: {error}") from error
+        on_fetched(time.perf_counter() - began)
         total += len(content)
         if total > MOST_FETCHED_BYTES:
             raise PictureTooLarge(
