@@ -51,7 +51,7 @@ ODD: dict[str, Any] = {
         "full_attn_layers": [2, 5],
         "kda_layers": [1, 3, 4],
         "head_dim": 24,
-        "num_heads": 6,
+        "num_heads": 4,
         "short_conv_kernel_size": 4,
     },
     "moe_intermediate_size": 20,
@@ -64,7 +64,8 @@ ODD: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-"""Shape with widths that are no powers of two, layers in another order, two shared experts."""
+"""Shape with widths that are no powers of two, unequal numbers of heads, two shared
+experts, layers in another order."""
 
 
 def odd_shape(kda_dim: int, taps: int = 4) -> dict[str, Any]:

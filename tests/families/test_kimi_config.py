@@ -133,7 +133,7 @@ def test_shares_of_ranks_make_up_every_tensor(ranks: int, experts: ExpertCut) ->
 def test_part_of_a_rank_has_its_heads_and_all_latents() -> None:
     config = read(ODD)
     part = KimiCuts(config).part(Shard(1, 2))
-    assert (part.kda_heads, part.latent.heads, part.latent.row) == (3, 3, 48)
+    assert (part.kda_heads, part.latent.heads, part.latent.row) == (2, 3, 48)
     assert (part.experts.intermediate, part.experts.shared, part.intermediate) == (10, 20, 36)
     assert part.gate_rank == config.gate_rank == 24
     assert KimiCuts(config).part(Shard(1, 2, ExpertCut.BY_EXPERT)).experts.own == range(3, 6)
@@ -141,9 +141,9 @@ def test_part_of_a_rank_has_its_heads_and_all_latents() -> None:
 
 def test_unfit_numbers_of_ranks_are_refused() -> None:
     cuts = KimiCuts(read(ODD))
-    with pytest.raises(UnfitSize, match=r"it has 6 heads of KDA layers; give .* 1, 2"):
+    with pytest.raises(UnfitSize, match=r"it has 6 heads of latent attention; give .* 1, 2"):
         cuts.part(Shard(0, 4))
-    with pytest.raises(UnfitSize, match=r"columns of the shared expert"):
+    with pytest.raises(UnfitSize, match=r"it has 4 heads of KDA layers"):
         cuts.part(Shard(0, 3))
 
 
