@@ -200,7 +200,7 @@ class CacheLayout:
 
     def block_rows(self, layer: int) -> tuple[Span, ...]:
         """Return the byte ranges of a block, one for each head and each whole part."""
-        return self._block_rows[self.layers[layer]]
+        return self._block_rows[layer]
 
     def state_length(self, layer: int) -> int:
         """Return the bytes of one layer's columns in a slot; 0 if the layer has none."""
@@ -247,8 +247,9 @@ class CacheLayout:
         return spans
 
     @cached_property
-    def _block_rows(self) -> dict[LayerCache, tuple[Span, ...]]:
-        return {cache: _rows(cache) for cache in self.layers}
+    def _block_rows(self) -> tuple[tuple[Span, ...], ...]:
+        rows = {cache: _rows(cache) for cache in dict.fromkeys(self.layers)}
+        return tuple(rows[cache] for cache in self.layers)
 
     def valid_page(self, page: int, slabs: int) -> bool:
         """Return true if `page` is a possible page id in an arena of `slabs` slabs."""

@@ -19,7 +19,7 @@ from tasuki.pycache.layout import CacheLayout, rank_layout
 from tasuki.pycache.parts import FP8_ROWS
 from tasuki.transfer.chunks.chunk import ChunkHeader
 from tasuki.transfer.chunks.descriptors import TransferUnits, chunk_bytes
-from tasuki.transfer.chunks.digest import ArenaChunk, ChunkRows, chunk_rows
+from tasuki.transfer.chunks.digest import ArenaChunk, ChunkRows, chunk_geometry, chunk_rows
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.ranks.head_rows import HeadRows
@@ -85,7 +85,8 @@ def numbers(layout: CacheLayout) -> dict[str, Any]:
 def rows(layout: CacheLayout, precision: WirePrecision) -> ChunkRows:
     """Return the digest's rows of a chunk of all layers, with two pages and a state."""
     units = WireUnits.of(layout, precision)
-    return chunk_rows(layout, 7, 3, _header(layout), (2, 5), 2, units)
+    chunk = ArenaChunk(7, 3, _header(layout), (2, 5), 2)
+    return chunk_rows(chunk_geometry(layout, units), chunk)
 
 
 def precisions(shape: Shape) -> Iterator[WirePrecision]:

@@ -20,12 +20,10 @@ from tasuki.transfer.chunks.digest import (
     ChunkDigester,
     ChunkRows,
     chunk_geometry,
-    chunk_rows,
-    row_table,
     word_keys,
 )
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
-from tests.harness.segments_twin import chunk_segments
+from tests.harness.segments_twin import chunk_segments, row_table, rows_by_numpy
 
 from .numpy_digest import numpy_digest
 
@@ -169,7 +167,7 @@ def test_windows_are_digested_as_their_rows_are(
     memory = np.random.default_rng(2).integers(0, 256, SLABS * TINY.slab_bytes, dtype=np.uint8)
     digester = ChunkDigester(memory, TINY, sizes)
     rows = [
-        chunk_rows(TINY, w.transfer_id, w.generation, w.header, w.pages, w.slot, sizes)
+        rows_by_numpy(TINY, w.transfer_id, w.generation, w.header, w.pages, w.slot, sizes)
         for w in asked
     ]
     expected = [digester.digest_rows(each) for each in rows]

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from tasuki.model.layer_kind import LayerKind
-from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.arena import torch_dtype
+from tasuki.pycache.layout import CacheLayout, Span
 from tasuki.pycache.parts import LayerCache, Segments
 from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
 from tasuki.transfer.chunks.descriptors import UnitSizes, layer_bytes
@@ -18,7 +19,7 @@ from tasuki.transfer.chunks.digest import ChunkDigester
 from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
-from tasuki.transfer.precision.wire_layout import RowFormat, WireUnits
+from tasuki.transfer.precision.wire_layout import UnitForm, WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.receiving.target_arena import ChunkSink, TargetArena
 from tasuki.transfer.reports import TransferEnd, TransferSent
@@ -117,47 +118,49 @@ class Node:
     def address(self) -> ArenaAddress:
         return ArenaAddress(self.transport.metadata(), self.slabs)
 
+    def bytes_of(self, span: Span) -> bytes:
+        return self.memory[span.offset : span.offset + span.length].tobytes()
+
     def page_bytes(self, page: int) -> bytes:
-        """Return the bytes of one page in all layers with pages."""
-        layers = [i for i, kind in enumerate(self.layout.layers) if kind.page]
-        spans = [self.layout.page_span(layer, page) for layer in layers]
-        return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
+        layout = self.layout
+        spans = [layout.page_span(region.layer, page) for region in layout.regions]
+        return b"".join(map(self.bytes_of, spans))
 
     def slot_bytes(self, slot: int) -> bytes:
-        layers = [i for i, kind in enumerate(self.layout.layers) if kind.slot]
-        spans = [self.layout.state_span(layer, slot) for layer in layers]
-        return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
+        layers = [i for i, cache in enumerate(self.layout.layers) if cache.slot]
+        return b"".join(self.bytes_of(self.layout.state_span(layer, slot)) for layer in layers)
 
 
-def through(form: RowFormat | None, numbers: bytes) -> bytes:
-    """Return float32 rows after a wire format's encoding and decoding. form: the format; None:
-    unchanged."""
+def through(form: UnitForm | None, held: bytes) -> bytes:
+    """Return the bytes of a block or a state after a wire format's encoding and decoding. form: of
+    its layer; None: unchanged."""
     if form is None:
-        return numbers
-    values = torch.frombuffer(bytearray(numbers), dtype=torch.float32)
-    values = values.view(-1, form.rows, form.width)
-    return form.decode(form.encode(values), torch.float32).numpy().tobytes()
+        return held
+    found = bytearray(held)
+    at = 0
+    for piece in form.pieces * form.runs:
+        if piece.form is not None:
+            dtype = torch_dtype(piece.part.dtype)
+            end = at + piece.form.rows * piece.form.width * dtype.itemsize
+            values = torch.frombuffer(found[at:end], dtype=dtype)
+            rows = values.view(1, piece.form.rows, piece.form.width)
+            decoded = piece.form.decode(piece.form.encode(rows), dtype)
+            found[at:end] = decoded.flatten().view(torch.uint8).numpy().tobytes()
+        at += piece.held
+    return bytes(found)
 
 
 def expected_page(units: WireUnits, node: Node, page: int) -> bytes:
     """Return the bytes of the node's page as a receiver has them after the wire format."""
-    whole, block = node.page_bytes(page), units.layout.block_bytes
-    blocks = [whole[i : i + block] for i in range(0, len(whole), block)]
-    forms = [units.form(region.layer) for region in units.layout.regions]
-    found = zip(forms, blocks, strict=True)
-    return b"".join(
-        through(None if form is None else form.pieces[0].form, block) for form, block in found
-    )
+    spans = [(r.layer, units.layout.page_span(r.layer, page)) for r in units.layout.regions]
+    return b"".join(through(units.form(layer), node.bytes_of(span)) for layer, span in spans)
 
 
 def expected_slot(units: WireUnits, node: Node, slot: int) -> bytes:
-    layout, whole = units.layout, node.slot_bytes(slot)
     parts = []
-    for column in layout.columns:
-        form, held = units.form(column.layer), whole[column.offset : column.end]
-        pieces = () if form is None or layout.layers[column.layer].page else form.pieces
-        formats = [piece.form for piece in pieces if piece.part == column.part]
-        parts.append(through(formats[0] if formats else None, held))
+    for layer in (layer for layer, cache in enumerate(units.layers) if cache.slot):
+        form = None if units.layers[layer].page else units.form(layer)
+        parts.append(through(form, node.bytes_of(units.layout.state_span(layer, slot))))
     return b"".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Segments of a layer chunk by numpy: the reference of the compiled ones."""
+"""Segments and digest rows of layer chunks by numpy: the reference of the compiled ones."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,11 @@ from numpy.typing import NDArray
 
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.chunks.chunk import ChunkHeader
-from tasuki.transfer.chunks.descriptors import Segments
+from tasuki.transfer.chunks.descriptors import Segments, UnitSizes
+from tasuki.transfer.chunks.digest import ChunkRows, layer_parts, splitmix64, splitmix64_all
+
+_NOTHING = np.empty(0, dtype=np.int64)
+_WORD = 8
 
 
 def chunk_segments(
@@ -66,3 +70,60 @@ def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int)
     segments[:, 0], segments[:, 1] = local[edges[:-1]], remote[edges[:-1]]
     segments[:, 2] = (edges[1:] - edges[:-1]) * length
     return segments
+
+
+def row_table(chunks: Sequence[ChunkRows]) -> NDArray[np.int64]:
+    """Return the rows of all chunks as one table [5, columns] int64, equal to `WindowGeometry.rows`
+    of the same chunks.
+
+    The five lines are the rows' offsets, lengths, seeds and chunk numbers, then zeros to add the
+    digests to, at least one for each chunk. The number of columns is even, because a GPU's kernel
+    is compiled anew for lines not aligned to 16 bytes.
+    """
+    count = sum(len(chunk.offsets) for chunk in chunks)
+    columns = max(count, len(chunks))
+    table = np.zeros((5, columns + columns % 2), dtype=np.int64)
+    first = 0
+    for number, rows in enumerate(chunks):
+        end = first + len(rows.offsets)
+        table[:3, first:end] = rows.offsets, rows.lengths, rows.seeds
+        table[3, first:end] = number
+        first = end
+    return table
+
+
+def rows_by_numpy(
+    layout: CacheLayout,
+    transfer_id: int,
+    generation: int,
+    header: ChunkHeader,
+    pages: Sequence[int],
+    slot: int | None,
+    sizes: UnitSizes | None = None,
+) -> ChunkRows:
+    """Return the rows of one layer chunk, to be summed for its digest. pages, slot: ids in the
+    arena. sizes: bytes of each unit on the wire, counted from the unit's beginning; None: whole
+    units. REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
+    lengths = layout if sizes is None else sizes
+    rows: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]] = []
+    identity = splitmix64(splitmix64(transfer_id) ^ generation)
+    places = np.arange(header.first_page, header.first_page + len(pages), dtype=np.uint64)
+    for layer in range(header.first_layer, header.end_layer):
+        seed = np.uint64(splitmix64(identity ^ layer))
+        of_page, of_slot = layer_parts(layout, layer, lengths)
+        if of_page:
+            begins, words, keys = np.array(of_page, dtype=np.int64).T
+            # A page's parts are neighbours, as they are in a staged copy of it.
+            own = np.asarray(pages, dtype=np.int64)[:, None] * (layout.block_bytes // _WORD)
+            seeds = splitmix64_all(seed ^ places[:, None] ^ keys.astype(np.uint64))
+            shape = (len(pages), len(words))
+            rows.append(((own + begins).ravel(), np.broadcast_to(words, shape).ravel(), seeds))
+        if of_slot and slot is not None:
+            begins, words, keys = np.array(of_slot, dtype=np.int64).T
+            begins = begins + slot * (layout.slab_bytes // _WORD)
+            rows.append((begins, words, splitmix64_all(seed ^ keys.astype(np.uint64))))
+    return ChunkRows(
+        np.concatenate([_NOTHING, *(offsets for offsets, _, _ in rows)]),
+        np.concatenate([_NOTHING, *(words for _, words, _ in rows)]),
+        np.concatenate([_NOTHING, *(seeds.ravel().view(np.int64) for _, _, seeds in rows)]),
+    )

@@ -223,7 +223,7 @@ def test_a_prefill_node_that_the_decode_node_does_not_know_costs_time_only() -> 
     told = pb.KvBootstrapInfo(bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=9)
     request = pb.GenerateRequest(
         request_id="r",
-        tokenized=pb.TokenizedInput(input_ids=range(5, 205)),
+        tokenized=pb.TokenizedInput(input_ids=range(305, 505)),
         sampling_params=pb.SamplingParams(max_new_tokens=4, temperature=0, ignore_eos=True),
         kv_bootstrap_info=told,
     )

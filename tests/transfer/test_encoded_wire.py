@@ -33,8 +33,10 @@ from tests.harness.loopback_pair import (
     Pair,
     cells_in_use,
     loopback_pair,
+    sent_bytes,
     small_layout,
 )
+from tests.harness.other_layouts import OTHERS
 from tests.harness.waiting import HANG_SECONDS, until
 from tests.transfer.test_transfer_path import LOSSY
 
@@ -336,3 +338,21 @@ def test_how_much_of_an_arena_is_kept_back(slabs: int, staging_mib: int, kept: i
 def test_settings_that_cannot_be_are_named(kv: str, state: str, mib: int) -> None:
     with pytest.raises(ValueError, match="wire_"):
         WireSettings.named(kv, state, mib)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("kv", [Precision.FP8, Precision.EXACT])
+def test_only_heads_of_another_family_are_encoded(name: str, kv: Precision) -> None:
+    """Whole parts, behind the heads of a block or the matrix of a state, arrive bit for bit."""
+    layout = OTHERS[name]
+    if not any(region.cache.by_heads for region in layout.regions):
+        kv = Precision.EXACT
+    precision = WirePrecision(kv, Precision.FP8)
+    units = WireUnits.of(layout, precision)
+    kept = -(-4 * units.largest_encoded // layout.slab_bytes)
+    with loopback_pair(layout, 9, precision=precision, kept_back=kept) as pair:
+        opened = pair.open(4, seed=3)
+        pair.compute(opened)
+        report = pair.verified().report
+        pair.assert_arrived(opened)
+        assert report.bytes == sent_bytes(units, 4) < sent_bytes(layout, 4)

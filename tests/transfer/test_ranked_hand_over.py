@@ -14,7 +14,7 @@ from tasuki.model.layer_kind import LayerKind
 from tasuki.pycache import parts as cuts
 from tasuki.pycache.arena import Arena, torch_dtype
 from tasuki.pycache.layout import ArenaKey, CacheLayout, PlacedPart
-from tasuki.pycache.parts import FP8_ROWS, Cut, Heads, LayerCache, Part, Segments, share
+from tasuki.pycache.parts import FP8_ROWS, Cut, Heads, Segments, share
 from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
 from tasuki.transfer.chunks.digest import ArenaChunk
 from tasuki.transfer.data_plane import DataPlane
@@ -33,6 +33,7 @@ from tasuki.transfer.transports.loopback import (
 )
 from tests.harness.loopback_pair import Ends, random_ids
 from tests.harness.model_shapes import DENSE
+from tests.harness.other_layouts import OTHERS
 from tests.harness.qwen35 import published_or_folder
 from tests.harness.waiting import HANG_SECONDS
 
@@ -213,43 +214,6 @@ def ranked_pair(
         fabric.let_go()
         sender.stop()
         receiver.stop()
-
-
-KV = Part("kv", (2, 2, 64, 8), "bfloat16", Heads(2))
-INDEX = Part("index", (16, 24), "bfloat16", cuts.Whole())
-WINDOW = Part("index_window", (24, 3), "bfloat16", cuts.Whole())
-CONV = Part("conv", (256, 3), "bfloat16", Segments(((KEYS, 16), (KEYS, 16), (VALUES, 16))))
-MATRIX = Part("ssm", (VALUES, 16, 16), "float32", Heads(VALUES))
-STATE = LayerCache("state", slot=(CONV, MATRIX))
-SPARSE = LayerCache("sparse", (KV, INDEX), (WINDOW,))
-OTHERS = {
-    "block drafter by token": CacheLayout(
-        (STATE, LayerCache("full", (KV,)))
-        + (LayerCache("drafter", (Part("kv", (4, 2, 64, 24), "float32", Heads(4)),)),) * 3
-    ),
-    "routed experts by token": CacheLayout(
-        (STATE, LayerCache("full", (KV, Part("experts", (64, 5, 2), "int16", cuts.Whole()))))
-    ),
-    "scales beside keys": CacheLayout(
-        (STATE, LayerCache("full", (KV, replace(KV, name="more", shape=(2, 64, 5)), INDEX)))
-    ),
-    "sparse attention and a table": CacheLayout(
-        (
-            STATE,
-            replace(STATE, slot=(CONV, MATRIX, Part("window", (80, 9), "float32", cuts.Whole()))),
-            SPARSE,
-            replace(SPARSE, slot=(Part("carry", (80,), "bfloat16", cuts.Whole()), WINDOW)),
-        ),
-        draft_layers=1,
-    ),
-    "latents without heads": CacheLayout(
-        (
-            replace(STATE, slot=(replace(CONV, cut=Segments(((4, 16), (4, 16), (8, 16)))), MATRIX)),
-            LayerCache("latent", (Part("latent", (64, 40), "bfloat16", cuts.Whole()),)),
-        )
-    ),
-}
-"""Layouts of other families: only the parts differ."""
 
 
 @pytest.mark.parametrize(("senders", "receivers"), [(1, 1), (1, 2), (2, 1), (4, 2), (2, 4)])

@@ -112,61 +112,11 @@ class ArenaChunk:
 Digestible: TypeAlias = ArenaChunk | ChunkRows
 
 
-def row_table(chunks: Sequence[ChunkRows]) -> NDArray[np.int64]:
-    """Return the rows of all chunks as one table [5, columns] int64, equal to `WindowGeometry.rows`
-    of the same chunks.
-
-    The five lines are the rows' offsets, lengths, seeds and chunk numbers, then zeros to add the
-    digests to, at least one for each chunk. The number of columns is even, because a GPU's kernel
-    is compiled anew for lines not aligned to 16 bytes.
-    """
-    count = sum(len(chunk.offsets) for chunk in chunks)
-    columns = max(count, len(chunks))
-    table = np.zeros((5, columns + columns % 2), dtype=np.int64)
-    first = 0
-    for number, rows in enumerate(chunks):
-        end = first + len(rows.offsets)
-        table[:3, first:end] = rows.offsets, rows.lengths, rows.seeds
-        table[3, first:end] = number
-        first = end
-    return table
-
-
-def chunk_rows(
-    layout: CacheLayout,
-    transfer_id: int,
-    generation: int,
-    header: ChunkHeader,
-    pages: Sequence[int],
-    slot: int | None,
-    sizes: UnitSizes | None = None,
-) -> ChunkRows:
-    """Return the rows of one layer chunk, to be summed for its digest. pages, slot: ids in the
-    arena. sizes: bytes of each unit on the wire, counted from the unit's beginning; None: whole
-    units. REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
-    lengths = layout if sizes is None else sizes
-    rows: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]] = []
-    identity = splitmix64(splitmix64(transfer_id) ^ generation)
-    places = np.arange(header.first_page, header.first_page + len(pages), dtype=np.uint64)
-    for layer in range(header.first_layer, header.end_layer):
-        seed = np.uint64(splitmix64(identity ^ layer))
-        of_page, of_slot = layer_parts(layout, layer, lengths)
-        if of_page:
-            begins, words, keys = np.array(of_page, dtype=np.int64).T
-            # A page's parts are neighbours, as they are in a staged copy of it.
-            own = np.asarray(pages, dtype=np.int64)[:, None] * (layout.block_bytes // _WORD)
-            seeds = splitmix64_all(seed ^ places[:, None] ^ keys.astype(np.uint64))
-            shape = (len(pages), len(words))
-            rows.append(((own + begins).ravel(), np.broadcast_to(words, shape).ravel(), seeds))
-        if of_slot and slot is not None:
-            begins, words, keys = np.array(of_slot, dtype=np.int64).T
-            begins = begins + slot * (layout.slab_bytes // _WORD)
-            rows.append((begins, words, splitmix64_all(seed ^ keys.astype(np.uint64))))
-    return ChunkRows(
-        np.concatenate([_NOTHING, *(offsets for offsets, _, _ in rows)]),
-        np.concatenate([_NOTHING, *(words for _, words, _ in rows)]),
-        np.concatenate([_NOTHING, *(seeds.ravel().view(np.int64) for _, _, seeds in rows)]),
-    )
+def chunk_rows(geometry: WindowGeometry, chunk: ArenaChunk) -> ChunkRows:
+    """Return the rows of one layer chunk, to be summed for its digest. geometry: a result of
+    chunk_geometry(). REQUIRES: ids are inside the arena."""
+    count, table = geometry.rows([chunk.places])
+    return ChunkRows(*table[:3, :count])
 
 
 def place_seeds(
@@ -209,9 +159,8 @@ def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Pa
 
 
 def chunk_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> WindowGeometry:
-    """Return the compiled computation of a chunk's rows, for an arena with this layout. Its
-    reference is `chunk_rows`. sizes: bytes of each unit on the wire, counted from the unit's
-    beginning; None: whole units."""
+    """Return the compiled computation of a chunk's rows, for an arena with this layout. sizes:
+    bytes of each unit on the wire, counted from the unit's beginning; None: whole units."""
     lengths = layout if sizes is None else sizes
     return WindowGeometry(
         [layer_parts(layout, layer, lengths) for layer in range(len(layout.layers))],

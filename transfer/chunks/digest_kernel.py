@@ -29,7 +29,6 @@ from .digest import (
     ChunkRows,
     Digester,
     chunk_geometry,
-    row_table,
     word_keys,
 )
 
@@ -56,8 +55,7 @@ class GpuChunkDigester(Digester):
         self._keys = torch.from_numpy(keys.view(np.int64)).to(memory.device)
         with torch.cuda.device(memory.device):
             # Compile now, before a peer waits for it.
-            rows = ChunkRows(*np.zeros((3, 1), dtype=np.int64))
-            placed = PlacedRows.on(memory.device, 1, row_table([rows]))
+            placed = PlacedRows.on(memory.device, 1, np.zeros((5, 2), dtype=np.int64))
             self._compiled = digest_rows(words, self._keys, placed)
             torch.cuda.synchronize()
         sums, mix = self._compiled
@@ -86,8 +84,8 @@ class GpuChunkDigester(Digester):
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """Table of `row_table` on the arena's device, one tensor for each of its lines. digests: at
-    least one entry for each chunk."""
+    """Table of `WindowGeometry.rows` on the arena's device, one tensor for each of its lines.
+    digests: at least one entry for each chunk."""
 
     offsets: torch.Tensor
     lengths: torch.Tensor
@@ -98,7 +96,7 @@ class PlacedRows:
     @staticmethod
     def on(device: torch.device, count: int, table: NDArray[np.int64]) -> "PlacedRows":
         """Copy the table of rows to the device. count: number of rows in it. table: from
-        `row_table`, [5, at least count]."""
+        `WindowGeometry.rows`, [5, at least count]."""
         # One copy, because a copy of one line costs as much as a copy of all five.
         there = torch.from_numpy(table).to(device, non_blocking=True)
         offsets, lengths, seeds, chunks = there[:4, :count].unbind()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tasuki.pycache._cpp_cache import WindowGeometry
 from tasuki.transfer.chunks.chunk import (
     Destination,
     FinishedLayers,
@@ -19,7 +20,14 @@ from tasuki.transfer.chunks.chunk import (
     granted_pages,
 )
 from tasuki.transfer.chunks.descriptors import Segments, merge_segments
-from tasuki.transfer.chunks.digest import ChunkRows, Digester, chunk_rows, layer_parts
+from tasuki.transfer.chunks.digest import (
+    ArenaChunk,
+    ChunkRows,
+    Digester,
+    chunk_geometry,
+    chunk_rows,
+    layer_parts,
+)
 from tasuki.transfer.ranks.region import RankSpans
 from tasuki.transfer.settings import WireSettings
 
@@ -134,6 +142,7 @@ class EncodingSource:
         self.cells = cells
         self.digester = digester
         self._units = units
+        self._geometry = chunk_geometry(units.layout, units)
         self._codec = codec
 
     @property
@@ -204,11 +213,11 @@ class EncodingSource:
         except BaseException:
             self.cells.give_back(cell)
             raise
-        return _EncodedChunk(self._units, self.cells, chunk, cell, places)
+        return _EncodedChunk(self._geometry, self.cells, chunk, cell, places)
 
     def _encode(self, chunk: LayerChunk, cell: Cell) -> Places:
         header, slot = chunk.header, chunk.local_slot
-        rows = chunk_rows(self._units.layout, 0, 0, header, chunk.local_pages, slot, self._units)
+        rows = chunk_rows(self._geometry, ArenaChunk(0, 0, header, chunk.local_pages, slot))
         places = rows.offsets * _WORD
         part, offset = 0, cell.offset
         for layer in range(header.first_layer, header.end_layer):
@@ -233,13 +242,13 @@ class _EncodedChunk:
 
     def __init__(
         self,
-        units: WireUnits,
+        geometry: WindowGeometry,
         cells: StagingBuffer,
         chunk: LayerChunk,
         cell: Cell,
         places: Places,
     ) -> None:
-        self._units = units
+        self._geometry = geometry
         self._cells = cells
         self._chunk = chunk
         self._cell = cell
@@ -260,8 +269,9 @@ class _EncodedChunk:
     def _rows(
         self, transfer_id: int, generation: int, pages: Sequence[int], slot: int | None
     ) -> ChunkRows:
-        layout, header = self._units.layout, self._chunk.header
-        return chunk_rows(layout, transfer_id, generation, header, pages, slot, self._units)
+        header = self._chunk.header
+        chunk = ArenaChunk(transfer_id, generation, header, tuple(pages), slot)
+        return chunk_rows(self._geometry, chunk)
 
     def release(self) -> None:
         self._cells.give_back(self._cell)

@@ -4,7 +4,7 @@ Pure. A unit is a block, or the state of one layer; a row is a part of it with o
 know rows; units know a layout.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
@@ -124,11 +124,11 @@ class WireUnits:
     Only parts cut by heads are encoded. A block's heads are sent one after the other, and its whole
     parts straight to their places. A layer with pages has an exact state. A row is the last
     dimension of a part. A scale covers no more than a row, so page content behind the prompt's end
-    affects no other value. forms: of the layers with encoded units.
+    affects no other value. forms: of each layer; None: its units are sent unchanged.
     """
 
     layout: CacheLayout
-    forms: dict[LayerCache, UnitForm] = field(default_factory=dict)
+    forms: tuple[UnitForm | None, ...]
 
     @staticmethod
     def of(layout: CacheLayout, precision: WirePrecision) -> "WireUnits":
@@ -152,7 +152,7 @@ class WireUnits:
                     f"wire_{name} {wanted.value} saves nothing over {dtype}, which the arena "
                     "holds: leave it exact"
                 )
-        return WireUnits(layout, forms)
+        return WireUnits(layout, tuple(forms.get(cache) for cache in layout.layers))
 
     @property
     def layers(self) -> tuple[LayerCache, ...]:
@@ -161,16 +161,21 @@ class WireUnits:
     def form(self, layer: int) -> UnitForm | None:
         """Return the form of the layer's units; None if they are sent unchanged. Its units are its
         blocks, or its states if it has no blocks."""
-        return self.forms.get(self.layers[layer])
+        return self.forms[layer]
 
     def block_length(self, layer: int) -> int:
-        return sum(row.length for row in self.block_rows(layer)) if self.layers[layer].page else 0
+        return self._block_lengths[layer]
+
+    @cached_property
+    def _block_lengths(self) -> tuple[int, ...]:
+        rows = map(self.block_rows, range(len(self.layers)))
+        return tuple(sum(row.length for row in of_layer) for of_layer in rows)
 
     def block_rows(self, layer: int) -> tuple[Span, ...]:
         """Return the byte ranges of a block to be written: encoded heads from the block's
         beginning, then each whole part in its place."""
         rows, form = self.layout.block_rows(layer), self.form(layer)
-        if form is None:
+        if form is None or not rows:
             return rows
         heads = (Span(head * form.sent, form.sent) for head in range(form.runs))
         return (*heads, *rows[form.runs :])
@@ -182,7 +187,7 @@ class WireUnits:
     @property
     def largest_encoded(self) -> int:
         """Return the bytes of the longest encoded unit; 0 if no units are encoded."""
-        return max((form.runs * form.sent for form in self.forms.values()), default=0)
+        return max((form.runs * form.sent for form in self.forms if form is not None), default=0)
 
 
 def _piece(part: Part, wanted: Precision, cache: LayerCache) -> Piece:
