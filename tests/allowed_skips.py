@@ -84,4 +84,10 @@ ALLOWED = (
         NO_SHARED,
         "checkpoints with a vision tower beside the repository",
     ),
+    AllowedSkip(
+        "tests/families/test_*",
+        "*",
+        NO_SHARED,
+        "goldens of each family beside the repository",
+    ),
 )

@@ -36,6 +36,7 @@ from tasuki.engine.tiers.disk.kept_index import restore
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
+from tasuki.model.families.registry import family_of
 from tasuki.model.protocol import GpuModel
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops
@@ -112,7 +113,7 @@ def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
     EngineConfigError."""
     return AnswerTerms(
         tuple(parts.model_config.eos_ids),
-        read_tool_call_ids(Path(config.model)),
+        read_tool_call_ids(Path(config.model), family_of(parts.model_config).call_token),
         Targets(config.ttft_target, config.max_itl_seconds),
         build_speculation(config, parts),
     )

@@ -129,22 +129,20 @@ def _is_opening(match: Match, branch: int) -> bool:
     return is_end and branch - match.usable_tokens < PAGE_TOKENS
 
 
-_TOOL_CALL = "<tool_call>"
-
-
 class TokenizerFileError(ValueError):
     """A checkpoint's tokenizer.json cannot be read. To fix this, copy the file again."""
 
 
-def read_tool_call_ids(checkpoint: Path) -> frozenset[int]:
+def read_tool_call_ids(checkpoint: Path, opening: str) -> frozenset[int]:
     """Return ids of the tokens opening a tool call in an answer. The set is empty if the folder has
-    no tokenizer or its vocabulary has no such token. Raises TokenizerFileError."""
+    no tokenizer or its vocabulary has no such token. opening: the token's text. Raises
+    TokenizerFileError."""
     path = checkpoint / "tokenizer.json"
     if not path.is_file():
         return frozenset()
     try:
         added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens", [])
-        return frozenset(token["id"] for token in added if token["content"] == _TOOL_CALL)
+        return frozenset(token["id"] for token in added if token["content"] == opening)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TokenizerFileError(
             f"{path} is no tokenizer ({error}): copy the file again"

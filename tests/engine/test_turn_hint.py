@@ -15,10 +15,10 @@ from tests.harness.engines import Lone, tiny_parts
 
 
 def test_the_id_of_a_tool_call_is_read_from_the_tokenizer(tmp_path: Path) -> None:
-    assert read_tool_call_ids(tmp_path) == frozenset()
+    assert read_tool_call_ids(tmp_path, "<tool_call>") == frozenset()
     added = [{"id": 7, "content": "<think>"}, {"id": 9, "content": "<tool_call>"}]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
-    assert read_tool_call_ids(tmp_path) == {9}
+    assert read_tool_call_ids(tmp_path, "<tool_call>") == {9}
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ WHOLE_BLOCKS = RAW | {
 }
 SET = "qwen3-next-tiny"
 needs_goldens = pytest.mark.skipif(
-    not (BESIDE / SET).is_dir(), reason="no goldens beside the repository"
+    not (BESIDE / SET).is_dir(), reason=f"../shared/reference/{SET} is not there"
 )
 
 

@@ -16,7 +16,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.parallel.pictures import SharedRows
 from tasuki.engine.parallel.ranks import RankLost
 from tasuki.engine.request import Encoding
-from tasuki.model.config import ModelConfigError
+from tasuki.model.config_json import ModelConfigError
 from tests.harness.broken_towers import NO_MEMORY, broken_ranks
 from tests.harness.daemons import Node, flags
 from tests.harness.engines import Lone
