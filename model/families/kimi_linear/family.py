@@ -20,6 +20,7 @@ from .weights import KimiWeights, assemble
 class KimiLinearFamily(Family[KimiConfig, KimiWeights]):
     name = "Kimi Linear"
     model_types = frozenset({"kimi_linear"})
+    call_token = "<|tool_calls_section_begin|>"
 
     def read_config(self, file: ConfigFile) -> KimiConfig:
         return read_config(file)
