@@ -10,13 +10,14 @@ from tasuki.model.config_json import ConfigFile, ModelConfigError
 from tasuki.model.vision.config import VisionConfig
 
 from .family import Family
+from .kimi_linear.family import KimiLinearFamily
 from .qwen3_5.family import Qwen35Family
 from .qwen3_next.family import Qwen3NextFamily
 
 AnyFamily: TypeAlias = Family[Any, Any]
 """A family that takes only configs and weights of its own type."""
 
-FAMILIES: tuple[AnyFamily, ...] = (Qwen35Family(), Qwen3NextFamily())
+FAMILIES: tuple[AnyFamily, ...] = (Qwen35Family(), Qwen3NextFamily(), KimiLinearFamily())
 
 
 def family_of(config: ModelConfig) -> AnyFamily:
