@@ -10,6 +10,7 @@ from tasuki.model.config_json import ConfigFile, ModelConfigError
 from tasuki.model.vision.config import VisionConfig
 
 from .family import Family
+from .kimi_linear.family import KimiLinearFamily
 from .qwen3_5.family import Qwen35Family
 from .qwen3_next.family import Qwen3NextFamily
 from .qwen4_exp.family import Qwen4ExpFamily
@@ -17,7 +18,12 @@ from .qwen4_exp.family import Qwen4ExpFamily
 AnyFamily: TypeAlias = Family[Any, Any]
 """A family that takes only configs and weights of its own type."""
 
-FAMILIES: tuple[AnyFamily, ...] = (Qwen35Family(), Qwen3NextFamily(), Qwen4ExpFamily())
+FAMILIES: tuple[AnyFamily, ...] = (
+    Qwen35Family(),
+    Qwen3NextFamily(),
+    KimiLinearFamily(),
+    Qwen4ExpFamily(),
+)
 
 
 def family_of(config: ModelConfig) -> AnyFamily:

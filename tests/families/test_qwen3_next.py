@@ -226,11 +226,9 @@ def test_goldens_numbers() -> None:
         arena, slot = request.workspace.arena, request.slots[0]
         for layer in range(3):
             state = f"at{length}.layer{layer}"
-            recurrent = arena.view(layer, "ssm")[slot].transpose(1, 2)
-            wanted[f"{state}.conv"] = (
-                arena.view(layer, "conv")[slot],
-                case.tolerance["fp32_conv_abs"],
-            )
+            conv, ssm = (arena.view(layer, part)[slot] for part in ("conv", "ssm"))
+            recurrent = ssm.transpose(1, 2)
+            wanted[f"{state}.conv"] = (conv, case.tolerance["fp32_conv_abs"])
             wanted[f"{state}.recurrent"] = (recurrent, case.tolerance["fp32_recurrent_abs"])
         for array, (got, tolerance) in wanted.items():
             if array in case.arrays:

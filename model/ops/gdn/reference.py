@@ -1,14 +1,54 @@
 """The gated delta rule over state slots, in PyTorch. Sequences of one token are computed together,
-longer ones by chunks, and stepped ones token by token, as in decode steps."""
+longer ones by chunks, and stepped ones token by token, as in decode steps.
+
+DeltaRule: the two forms of one rule. HEAD_DECAY has one decay a head, CHANNEL_DECAY one a key
+channel.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from .reference_channels import channel_step, chunk_channel_delta_rule
 from .reference_chunked import CHUNK_TOKENS, chunk_gated_delta_rule
 from .reference_recurrent import recurrent_step
+
+
+class DeltaStep(Protocol):
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Apply the rule to one token of each of N sequences, see recurrent_step()."""
+
+
+class DeltaChunks(Protocol):
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        keep: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """Apply the rule to N chunks of one sequence, see chunk_gated_delta_rule()."""
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """A gated delta rule, token by token and in chunks. The two give equal results but for
+    rounding."""
+
+    step: DeltaStep
+    chunks: DeltaChunks
+
+
+HEAD_DECAY = DeltaRule(recurrent_step, chunk_gated_delta_rule)
+CHANNEL_DECAY = DeltaRule(channel_step, chunk_channel_delta_rule)
 
 
 @dataclass(frozen=True)
@@ -130,14 +170,21 @@ def _plan_run(
 
 
 def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, plan: GdnPlan
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    plan: GdnPlan,
+    rule: DeltaRule = HEAD_DECAY,
 ) -> Tensor:
     """Apply the gated delta rule to a forward, and store the planned states. Return its outputs [T,
     heads, value_dim] float32.
 
     q, k: [T, heads, key_dim] float32, of unit length, q scaled. v: [T, heads, value_dim] float32. g
-    (log decay), beta: [T, heads] float32. state: [slots, heads, value_dim, key_dim] of any float
-    dtype.
+    (log decay), beta: [T, heads] float32; with CHANNEL_DECAY, g is [T, heads, key_dim]. state:
+    [slots, heads, value_dim, key_dim] of any float dtype.
     """
     tokens, heads, _ = v.shape
     # One extra row takes the padding, and is dropped.
@@ -145,7 +192,7 @@ def gated_delta_rule(
     if plan.singles is not None:
         rows = plan.singles.rows
         before = state.index_select(0, plan.singles.read_slots).float()
-        singles, after = recurrent_step(
+        singles, after = rule.step(
             q.index_select(0, rows),
             k.index_select(0, rows),
             v.index_select(0, rows),
@@ -160,11 +207,11 @@ def gated_delta_rule(
         head = torch.arange(heads, device=v.device)[:, None]
         index = run.rows[:, None] * heads + head
         valid = run.valid[:, None]
-        chunked, kept = chunk_gated_delta_rule(
+        chunked, kept = rule.chunks(
             _take(q, index),
             _take(k, index),
             _take(v, index),
-            _take(g, index).where(valid, 0),
+            _take(g, index).where(valid.view(*valid.shape, *(1,) * (g.dim() - 2)), 0),
             _take(beta, index).where(valid, 0),
             state[run.read_slot].float(),
             run.keep,
@@ -174,7 +221,7 @@ def gated_delta_rule(
         stored = kept.index_select(0, run.save_rows).to(state.dtype)
         state.index_copy_(0, run.save_slots, stored)
     for steps in plan.stepped:
-        _step(q, k, v, g, beta, state, steps, output)
+        _step(q, k, v, g, beta, state, steps, output, rule.step)
     return output[:tokens]
 
 
@@ -187,6 +234,7 @@ def _step(
     state: Tensor,
     plan: SteppedPlan,
     output: Tensor,
+    step: DeltaStep,
 ) -> None:
     """Compute one sequence token by token: fill its rows of `output`, and store its planned
     states."""
@@ -194,7 +242,7 @@ def _step(
     after = state[plan.read_slot : plan.read_slot + 1].float()
     for offset, row in enumerate(range(plan.start, plan.stop), 1):
         at = slice(row, row + 1)
-        output[at], after = recurrent_step(q[at], k[at], v[at], g[at], beta[at], after)
+        output[at], after = step(q[at], k[at], v[at], g[at], beta[at], after)
         # A decode step would store the state rounded, and the next step would read that.
         rounded = after.to(state.dtype)
         if offset in slots:

@@ -31,7 +31,7 @@ def chunk_gated_delta_rule(
     heads, value_dim, key_dim]. A padding token has g = beta = 0: it changes no state, and its o is
     meaningless.
     """
-    chunks, _, size = q.shape[:3]
+    size = q.shape[2]
     total = g.cumsum(-1)
     beta = beta[..., None]
     inside = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
@@ -52,6 +52,22 @@ def chunk_gated_delta_rule(
     last = total[..., -1:]
     writes = k * (last - total).exp()[..., None]
     fades = last.exp()[..., None]
+    return carry_state(state, (values, reads, scores, queries, writes, fades), keep)
+
+
+def carry_state(
+    state: Tensor, parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], keep: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Run the loop over chunks, and return the outputs and the kept states, as
+    chunk_gated_delta_rule() does.
+
+    parts: the work inside the chunks. values [N, heads, C, value_dim] and reads [N, heads, C,
+    key_dim]: the deltas are values - reads S^T. scores [N, heads, C, C]: of queries and keys inside
+    a chunk. queries, writes [N, heads, C, key_dim]: decayed from the chunk's begin, and to its end.
+    fades [N, heads, 1, 1 or key_dim]: decay of the state over a chunk.
+    """
+    values, reads, scores, queries, writes, fades = parts
+    chunks = len(values)
     outputs = torch.empty_like(values)
     kept = state.new_empty(len(keep), *state.shape)
     wanted = {chunk: row for row, chunk in enumerate(keep)}
