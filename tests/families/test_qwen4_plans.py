@@ -1,9 +1,11 @@
 """What is said of Qwen4-Exp before it runs: sizes, costs, the memory plan, refusals."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig
@@ -70,6 +72,21 @@ def test_a_gpu_is_refused_by_the_familys_name(tmp_path: Path) -> None:
     write_model(tmp_path, odd_raw())
     with pytest.raises(NoKernels, match="Qwen4-Exp has no kernels for cuda"):
         build_parts(EngineConfig(str(tmp_path), device="cuda"))
+
+
+def test_a_checkpoint_with_a_tower_is_served_as_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = write_model(tmp_path, odd_raw())
+    tensors["model.visual.blocks.0.norm1.weight"] = torch.ones(4)
+    save_file(tensors, tmp_path / "m.safetensors")
+    vision = {"model_type": "qwen4_exp_vision", "depth": 27}
+    raw = {"model_type": "qwen4_exp", "text_config": odd_raw(), "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    parts = build_parts(EngineConfig(str(tmp_path), dtype="float32", arena_mib=16))
+    assert parts.sight is None and parts.tower is None
+    assert "pictures of Qwen4-Exp are not computed as yet" in caplog.text
 
 
 def test_tables_are_read_ahead_page_by_page(
