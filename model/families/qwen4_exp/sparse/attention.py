@@ -92,10 +92,14 @@ def _read_tokens(
     """Return keys and values, each [kv_heads, n, head_dim], of a sequence's tokens at the positions
     seen [n]."""
     if holds_fp8(kv):
-        keys, values = read_pages(kv, pages, dtype, room)
-        return keys[:, seen], values[:, seen]
-    rows = kv.transpose(1, 3)[pages[seen // PAGE_TOKENS], seen % PAGE_TOKENS]
-    keys, values = rows.to(dtype).permute(1, 2, 0, 3)
+        # Rows are decoded by page: read each page that has a seen token once.
+        numbers = seen // PAGE_TOKENS
+        used = torch.tensor(sorted({*numbers.tolist()}))
+        keys, values = read_pages(kv, pages[used], dtype, room)
+        rows = torch.searchsorted(used, numbers) * PAGE_TOKENS + seen % PAGE_TOKENS
+        return keys[:, rows], values[:, rows]
+    found = kv.transpose(1, 3)[pages[seen // PAGE_TOKENS], seen % PAGE_TOKENS]
+    keys, values = found.to(dtype).permute(1, 2, 0, 3)
     return keys, values
 
 
