@@ -12,10 +12,11 @@ from torch.nn import functional
 from tasuki.model.forward import Phase
 from tasuki.model.ops.linear.fp8_gemv import fp8_gemv, norm_fp8_gemv, norm_fp8_gemv_swiglu
 from tasuki.model.ops.linear.fp8_library import library_product
-from tasuki.model.ops.linear.fp8_product import Tile, fp8_product, fp8_product_swiglu, tile_for
+from tasuki.model.ops.linear.fp8_product import fp8_product, fp8_product_swiglu, tile_for
 from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.ops.linear.nvfp4_product import nvfp4_product
 from tasuki.model.ops.linear.phase_product import phase_product
+from tasuki.model.ops.linear.product_tiles import Tile
 from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.linear.row_product import normed_row_product, normed_row_swiglu, row_product
 from tasuki.model.ops.norm.reference import rms_norm
