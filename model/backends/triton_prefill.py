@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.forward import Batch, Phase, Reduce, RowSpan
+from tasuki.model.forward import BF16_STEPS, Batch, Phase, PhaseActivations, Reduce, RowSpan
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.qk_norm_rope_gate import (
@@ -158,14 +158,16 @@ class TritonPrefill:
         rotary: Tensor,
         side: torch.cuda.Stream,
         reduce: Reduce,
+        activations: PhaseActivations = BF16_STEPS,
     ) -> None:
         """rotary: angles from `rotary_cache`; side: a second stream to run the shared expert in
-        parallel with the routed experts."""
+        parallel with the routed experts. activations: those of both phases."""
         self._config = config
         self._plan = plan
         self._rotary = rotary
         self._side = side
         self._reduce = reduce
+        self._activations = activations
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
@@ -176,7 +178,8 @@ class TritonPrefill:
     def norm_head(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> Tensor:
-        return phase_product(self._normed(branch, residual, norm)[0], weight, Phase.STEP)
+        normed, _ = self._normed(branch, residual, norm)
+        return phase_product(normed, weight, self._activations.steps)
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
         return self._reduce(self._product(x, weight))
@@ -217,17 +220,23 @@ class TritonPrefill:
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
         """Return x [T, k] times weight [n, k] transposed, without a sum over ranks."""
-        return self._plan.phases.each(x, lambda x, part: phase_product(x, weight, part.phase))
+
+        def compute(x: Tensor, part: PhasePart) -> Tensor:
+            return phase_product(x, weight, self._activations.of(part.phase))
+
+        return self._plan.phases.each(x, compute)
 
     def _mlp(self, x: Tensor, weights: MlpWeights) -> Tensor:
         def compute(x: Tensor, part: PhasePart) -> Tensor:
-            both = phase_product(x, weights.gate_up, part.phase)
-            return phase_swiglu(both, weights.down, part.phase)
+            activations = self._activations.of(part.phase)
+            both = phase_product(x, weights.gate_up, activations)
+            return phase_swiglu(both, weights.down, activations)
 
         return self._plan.phases.each(x, compute)
 
     def _moe(self, x: Tensor, weights: MoeWeights) -> Tensor:
         def compute(x: Tensor, part: PhasePart) -> Tensor:
-            return moe(x, weights, self._config, part.rows, self._side, part.phase)
+            activations = self._activations.of(part.phase)
+            return moe(x, weights, self._config, part.rows, self._side, activations)
 
         return self._plan.phases.each(x, compute)

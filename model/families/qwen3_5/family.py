@@ -47,14 +47,16 @@ class Qwen35Family(Family[DeltaNetConfig, ModelWeights]):
         sections, reduce, gather = assembly.rotary_sections, assembly.reduce, assembly.gather
         axes = None if sections is None else rotary_axes(sections, config.rotary_dim // 2)
         if weights.device.type == "cpu":
-            backend = TorchBackend(config, reduce, axes)
+            backend = TorchBackend(config, reduce, axes, assembly.activations)
             return Qwen35Model(config, weights, backend, gather, assembly.drafts)
         # A machine without Triton never needs these modules.
         from tasuki.model.backends.triton_backend import TritonBackend
 
         from .gpu import Qwen35OnGpu
 
-        on_gpu = TritonBackend(config, weights.dtype, weights.device, reduce, axes)
+        on_gpu = TritonBackend(
+            *(config, weights.dtype, weights.device, reduce, axes, assembly.activations)
+        )
         return Qwen35OnGpu(config, weights, on_gpu, gather, assembly.drafts)
 
     def cuts(self, config: DeltaNetConfig) -> Qwen35Cuts:

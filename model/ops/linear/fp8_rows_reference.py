@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.weights.matrix import Matrix, Segment
+from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.quantised_segments import Fp8, e4m3_values
+
+from .reference import Products, product
 
 BLOCK = 128
 """Number of columns with a common scale of a row, multiplied as one chain of instructions."""
@@ -58,28 +60,28 @@ def coded(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes.view(rows, -1)[:, :columns], scales[..., 0]
 
 
-def coded_product(x: Tensor, matrix: Matrix) -> Tensor:
-    """Return x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype. FP8 rows of the
-    matrix are multiplied by x as FP8 rows, other rows by x."""
-    fp8 = [segment for segment in matrix.segments if isinstance(segment, Fp8)]
-    if not fp8:
-        return _plain(x, matrix.segments)
-    shares = shares_of(sum(segment.shape[0] for segment in fp8), matrix.shape[1])
-    rows = coded(x)
-    parts = [
-        rows_product(*rows, segment, shares).to(x.dtype)
-        if isinstance(segment, Fp8)
-        else _plain(x, (segment,))
-        for segment in matrix.segments
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+class CodedProducts(Products):
+    """Products of activations as FP8 rows with FP8 weights, of others with other weights."""
 
+    def product(self, x: Tensor, matrix: Matrix) -> Tensor:
+        fp8 = [segment for segment in matrix.segments if isinstance(segment, Fp8)]
+        if not fp8:
+            return product(x, matrix)
+        shares = shares_of(sum(segment.shape[0] for segment in fp8), matrix.shape[1])
+        rows = coded(x)
+        parts = [
+            rows_product(*rows, segment, shares).to(x.dtype)
+            if isinstance(segment, Fp8)
+            else product(x, Matrix((segment,)))
+            for segment in matrix.segments
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-def coded_swiglu(x: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:
-    """Compute the SwiGLU feed-forward of x [T, hidden] by coded_product(). Return [T, hidden]. The
-    activation is not rounded before it is quantised."""
-    gate, up = coded_product(x, gate_up).float().chunk(2, dim=-1)
-    return coded_product(functional.silu(gate).mul_(up), down).to(x.dtype)
+    def swiglu(self, x: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:
+        """Compute the feed-forward as Products.swiglu() does. The activation is not rounded before
+        it is quantised."""
+        gate, up = self.product(x, gate_up).float().chunk(2, dim=-1)
+        return self.product(functional.silu(gate).mul_(up), down).to(x.dtype)
 
 
 def rows_product(codes: Tensor, scales: Tensor, weight: Fp8, shares: int) -> Tensor:
@@ -158,8 +160,3 @@ def _factors(weight: Fp8, grid: int) -> Tensor:
 def _of_rows(weight: Fp8) -> Tensor:
     repeated = weight.scales.repeat_interleave(weight.block_rows, 0)
     return repeated[: weight.shape[0]]
-
-
-def _plain(x: Tensor, segments: tuple[Segment, ...]) -> Tensor:
-    pieces = [functional.linear(x, piece) for piece in Matrix(segments).pieces(x.dtype)]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)

@@ -1,0 +1,64 @@
+"""Products of FP8 rows with a stored matrix on a GPU, with one order of sums for any number of
+rows.
+
+The library multiplies many rows by weights of one share, where it has the own kernel's bits and is
+faster. The own kernel (fp8_rows_product.py) multiplies the others. Reference:
+`fp8_rows_reference.CodedProducts`.
+"""
+
+import torch
+from torch import Tensor
+
+from tasuki.model.weights.matrix import Matrix, Plain
+from tasuki.model.weights.quantised_segments import Fp8
+
+from .fp8_activations import Fp8Rows
+from .fp8_library import block_product, has_block_product
+from .fp8_rows_product import Tail, fp8_rows_product, tail_product
+from .fp8_rows_reference import shares_of
+
+LEAST_LIBRARY_ROWS = 256
+"""Least number of rows for the library. From 64 rows on it has the own kernel's bits; below, it
+shares out the columns."""
+
+
+def has_fp8(matrix: Matrix) -> bool:
+    """Return true if the matrix has FP8 rows."""
+    return any(isinstance(segment, Fp8) for segment in matrix.segments)
+
+
+def rows_product(codes: Fp8Rows, x: Tensor, matrix: Matrix) -> Tensor:
+    """Return the product with the matrix [out, in] transposed, [T, out] in x's dtype. Its FP8 rows
+    are multiplied by codes, its plain rows by x. codes: x [T, in] quantised, with scales of one
+    group of columns side by side. If the matrix has no plain rows, x gives the dtype alone."""
+    output = x.new_empty(codes.count, matrix.shape[0])
+    match matrix.segments:
+        case [Fp8() as weight, Plain(values)]:
+            tail = Tail(x, values)
+            if is_of_library(codes, weight, x.dtype):
+                output[:, : weight.shape[0]] = block_product(codes, weight)
+                tail_product(codes, weight, output, tail)
+                return output
+            return fp8_rows_product(codes, weight, output, tail)
+        case [Fp8() as weight] if is_of_library(codes, weight, x.dtype):
+            return block_product(codes, weight)
+    begin = 0
+    for segment in matrix.segments:
+        part = output[:, begin : begin + segment.shape[0]]
+        begin += segment.shape[0]
+        if isinstance(segment, Fp8):
+            fp8_rows_product(codes, segment, part)
+        else:
+            assert isinstance(segment, Plain), f"{segment.kind} beside FP8 has no kernel"
+            torch.mm(x, segment.values.t(), out=part)
+    return output
+
+
+def is_of_library(codes: Fp8Rows, weight: Fp8, dtype: torch.dtype) -> bool:
+    """Return true if the library multiplies these rows by the weight. dtype: dtype of the
+    result."""
+    return (
+        codes.count >= LEAST_LIBRARY_ROWS
+        and has_block_product(weight, dtype)
+        and shares_of(*weight.shape) == 1
+    )
