@@ -57,6 +57,7 @@ from .engines import build_runner, runner_sizes
 from .memory_plan import arena_slabs
 from .parts import (
     EngineParts,
+    activations_of,
     asked_model,
     build_parts,
     kept_contract,
@@ -337,6 +338,7 @@ class RankInMemory:
                     reduce=collectives.sum,
                     gather=collectives.gather,
                     rotary_sections=rotary_sections(self._sight),
+                    activations=activations_of(settings),
                 ),
             ),
             arena,
@@ -374,7 +376,8 @@ class RankInMemory:
         shard = self._shard
         kind = DigestKind.of(self._device)
         whole = kept_contract(
-            *(weights, self.config, self._weights, self._layout, kind, self._sight)
+            *(weights, self.config, self._weights, self._layout, kind, self._sight),
+            self._settings.rounded_steps,
         )
         return {**whole, "rank": f"{shard.rank}/{shard.ranks}"}
 

@@ -9,12 +9,15 @@ from tasuki.transfer.settings import Precision
 
 WIRE_VERSION = 12
 NOT_USED = "(not used)"
+BF16_NAME = "bf16"
+"""Name of activations of answers without quantisation."""
 _CARRIED = frozenset({"tensor_parallel"})
 """Required contract fields allowed to differ between the nodes."""
 _FLAGS = {
     "conv_dtype": "--dtype",
     "kv_dtype": "--kv-dtype",
     "ssm_dtype": "--ssm-dtype",
+    "step_activations": "--step-activations",
     "wire_kv": "--wire-kv",
     "wire_state": "--wire-state",
     "draft_layers": "--draft-layer",
@@ -71,8 +74,9 @@ class Contract:
     version may read an address differently, and abort. constants: constants of the model, such as
     position angles, norm epsilon and experts per token; a config may change them with equal
     weights. weights_format: all kinds of storage in the weights; the digest differs with it, and
-    this field shows the reason. pictures: fields to be equal for prompts with pictures; empty: none
-    are taken. Nodes with different ones pair for text.
+    this field shows the reason. step_activations: activations of answers in products with FP8
+    weights, bf16 or fp8; pages and states depend on them. pictures: fields to be equal for prompts
+    with pictures; empty: none are taken. Nodes with different ones pair for text.
     """
 
     weights_digest: str
@@ -88,6 +92,7 @@ class Contract:
     ucx: str = NOT_USED
     constants: str = NOT_USED
     weights_format: str = NOT_USED
+    step_activations: str = BF16_NAME
     pictures: Mapping[str, str] = field(default_factory=dict)
 
     def flat(self) -> dict[str, str]:
