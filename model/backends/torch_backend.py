@@ -9,10 +9,7 @@ from torch.nn import functional
 
 from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.forward import (
-    BF16_STEPS,
-    Activations,
     Batch,
-    PhaseActivations,
     Reduce,
     RowSpan,
     one_rank,
@@ -28,8 +25,7 @@ from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.ops.draft.reference import CarryPlan, carry_over, plan_carry, states_before
 from tasuki.model.ops.gdn.reference import GdnPlan, gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
-from tasuki.model.ops.linear.fp8_rows_reference import CodedProducts
-from tasuki.model.ops.linear.reference import Products
+from tasuki.model.ops.linear.reference import EXACT, Products
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
 from tasuki.model.ops.row_room import RowRoom
@@ -117,15 +113,14 @@ class TorchBackend:
         config: DeltaNetConfig,
         reduce: Reduce = one_rank,
         axes: Tensor | None = None,
-        activations: PhaseActivations = BF16_STEPS,
+        products: Products = EXACT,
     ) -> None:
-        """axes: as in RotaryAngles. activations: a CPU quantises them in both phases or in none."""
+        """axes: as in RotaryAngles. products: with all matrices, in both phases."""
         self._config = config
         self._angles = replace(RotaryAngles.of(config), axes=axes)
         self._reduce = reduce
         self._room = RowRoom()
-        is_coded = activations.steps is Activations.ROWS
-        self._products = CodedProducts() if is_coded else Products()
+        self._products = products
 
     def bind(self, batch: Batch) -> "TorchOperators":
         plan = TorchPlan.of(batch, self._config, self._angles, self._room)
@@ -136,7 +131,7 @@ class TorchOperators:
     """PyTorch's `Operators` of one forward. It holds the forward's plan and none of the arena."""
 
     def __init__(
-        self, config: DeltaNetConfig, plan: TorchPlan, reduce: Reduce, products: Products
+        self, config: DeltaNetConfig, plan: TorchPlan, reduce: Reduce, products: Products = EXACT
     ) -> None:
         self._config = config
         self._plan = plan
