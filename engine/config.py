@@ -129,8 +129,8 @@ class EngineConfig:
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
     step_activations: str = option(
         "auto",
-        "activations of answers in products with FP8 weights; auto: bf16, not quantised; fp8: FP8 "
-        "rows, as those of prompts then are; equal on a pair",
+        "activations of answers beside FP8 weights; auto: bf16; fp8: FP8 rows, in one arithmetic "
+        "with prompts; equal on a pair",
         ("auto", "bf16", "fp8"),
     )
     draft_layer: str = option(

@@ -33,7 +33,7 @@ def rows_product(codes: Fp8Rows, x: Tensor, matrix: Matrix) -> Tensor:
     group of columns side by side. If the matrix has no plain rows, x gives the dtype alone."""
     output = x.new_empty(codes.count, matrix.shape[0])
     match matrix.segments:
-        case [Fp8() as weight, Plain(values)]:
+        case [Fp8() as weight, Plain(values)] if x.dtype is torch.bfloat16:
             tail = Tail(x, values)
             if is_of_library(codes, weight, x.dtype):
                 output[:, : weight.shape[0]] = block_product(codes, weight)
@@ -42,6 +42,7 @@ def rows_product(codes: Fp8Rows, x: Tensor, matrix: Matrix) -> Tensor:
             return fp8_rows_product(codes, weight, output, tail)
         case [Fp8() as weight] if is_of_library(codes, weight, x.dtype):
             return block_product(codes, weight)
+    # A tail in float32 fills shared memory.
     begin = 0
     for segment in matrix.segments:
         part = output[:, begin : begin + segment.shape[0]]
