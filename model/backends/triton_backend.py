@@ -76,7 +76,9 @@ class TritonBackend:
                 "this model has no tower here, and its prompt has pictures: serve them with one "
                 "fused node of one rank, with --vision auto"
             )
-        plan = PrefillPlan.of(batch, self._config, self._dtype, self._device, self._axes)
+        plan = PrefillPlan.of(
+            *(batch, self._config, self._dtype, self._device, self._axes, self._activations)
+        )
         return TritonPrefill(
             *(self._config, plan, self._rotary, self._side, self._reduce, self._activations)
         )
