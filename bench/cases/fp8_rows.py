@@ -80,7 +80,7 @@ def _tiles(batch: int, rows: int, columns: int) -> Iterator[Tile]:
         128: (Tile(64, 128, shares, 3, 4), Tile(128, 64, shares, 4, 4), Tile(64, 64, shares, 4, 4)),
         256: (Tile(64, 128, shares, 3, 4), Tile(128, 64, shares, 3, 4), Tile(128, 128, 1, 3, 8)),
         512: (Tile(64, 128, 1, 3, 4), Tile(128, 128, 1, 4, 8), Tile(128, 128, shares, 3, 8)),
-        8192: (Tile(128, 128, 1, 3, 8), Tile(64, 128, 1, 3, 4), Tile(64, 256, 1, 3, 8)),
+        8192: (Tile(128, 128, 1, 4, 8), Tile(128, 128, shares, 3, 8), Tile(64, 256, 1, 3, 8)),
     }
     for tile in dict.fromkeys(by_batch[batch]):
         if tile != chosen:

@@ -63,7 +63,8 @@ def rows_tile(batch: int, rows: int, columns: int) -> Tile:
         return Tile(64, 64, shares, 4, 4)
     if batch <= _PROMPT_ROWS:
         return Tile(128, 64, shares, 4, 4) if is_narrow else Tile(64, 128, 1, 3, 4)
-    return Tile(128, 128, 1, 4, 8)
+    # Sums of a share, of all, and of a block: with larger tiles they fill the registers.
+    return Tile(64, 128, 1, 4, 8) if is_narrow else Tile(128, 128, 1, 4, 8)
 
 
 def fp8_rows_product(
