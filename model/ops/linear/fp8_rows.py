@@ -17,9 +17,11 @@ from .fp8_library import block_product, has_block_product
 from .fp8_rows_product import Tail, fp8_rows_product, tail_product
 from .fp8_rows_reference import shares_of
 
-LEAST_LIBRARY_ROWS = 256
+LEAST_LIBRARY_ROWS = 128
 """Least number of rows for the library. From 64 rows on it has the own kernel's bits; below, it
-shares out the columns."""
+shares out the columns. At 64 rows both are equally fast, on an H200."""
+_LEAST_WITH_TAIL = 256
+"""The same for a matrix with a tail. Its product by the library is copied beside the tail's."""
 
 
 def has_fp8(matrix: Matrix) -> bool:
@@ -35,7 +37,7 @@ def rows_product(codes: Fp8Rows, x: Tensor, matrix: Matrix) -> Tensor:
     match matrix.segments:
         case [Fp8() as weight, Plain(values)] if x.dtype is torch.bfloat16:
             tail = Tail(x, values)
-            if is_of_library(codes, weight, x.dtype):
+            if is_of_library(codes, weight, x.dtype, _LEAST_WITH_TAIL):
                 output[:, : weight.shape[0]] = block_product(codes, weight)
                 tail_product(codes, weight, output, tail)
                 return output
@@ -55,11 +57,11 @@ def rows_product(codes: Fp8Rows, x: Tensor, matrix: Matrix) -> Tensor:
     return output
 
 
-def is_of_library(codes: Fp8Rows, weight: Fp8, dtype: torch.dtype) -> bool:
-    """Return true if the library multiplies these rows by the weight. dtype: dtype of the
-    result."""
+def is_of_library(
+    codes: Fp8Rows, weight: Fp8, dtype: torch.dtype, least: int = LEAST_LIBRARY_ROWS
+) -> bool:
+    """Return true if the library multiplies these rows by the weight. dtype: dtype of the result.
+    least: least number of rows."""
     return (
-        codes.count >= LEAST_LIBRARY_ROWS
-        and has_block_product(weight, dtype)
-        and shares_of(*weight.shape) == 1
+        codes.count >= least and has_block_product(weight, dtype) and shares_of(*weight.shape) == 1
     )

@@ -36,6 +36,8 @@ MOST_SECOND = 32
 _NEIGHBOURS = tl.constexpr(16)
 """Number of tiles of x's rows whose programs with the same weights are neighbours."""
 _TAIL_STAGES = tl.constexpr(4)
+_PROGRAMS = 256
+"""Least number of programs with 128 rows of x: two for each multiprocessor."""
 _PROMPT_ROWS = 512
 """Largest number of x's rows for tiles of decode steps."""
 
@@ -56,10 +58,11 @@ def rows_tile(batch: int, rows: int, columns: int) -> Tile:
     shares = shares_of(rows, columns)
     is_narrow = shares > 1
     if batch <= 16:
-        return Tile(64, 16, shares, 8 if is_narrow else 6, 4)
+        return Tile(64, 16, shares, 4 if is_narrow else 6, 4)
     if batch <= 32:
         return Tile(64, 32, shares, 6 if is_narrow else 5, 4)
-    if batch <= 64:
+    tiles = triton.cdiv(rows, 64) * triton.cdiv(batch, 128)
+    if batch <= 64 or (batch <= _PROMPT_ROWS and not is_narrow and tiles < _PROGRAMS):
         return Tile(64, 64, shares, 4, 4)
     if batch <= _PROMPT_ROWS:
         return Tile(128, 64, shares, 4, 4) if is_narrow else Tile(64, 128, 1, 3, 4)
