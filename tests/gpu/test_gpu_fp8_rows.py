@@ -7,7 +7,12 @@ from torch import Tensor
 
 from tasuki.model.ops.linear import fp8_rows_reference
 from tasuki.model.ops.linear.fp8_activations import quantised
-from tasuki.model.ops.linear.fp8_library import block_product, has_block_product
+from tasuki.model.ops.linear.fp8_library import (
+    block_product,
+    has_block_product,
+    has_shared_product,
+    shared_product,
+)
 from tasuki.model.ops.linear.fp8_rows_product import (
     Tail,
     fp8_rows_product,
@@ -118,6 +123,18 @@ def test_the_library_has_the_same_bits_from_64_rows_on(shape: tuple[int, int], b
     assert has_block_product(weight, x.dtype) and shares_of(*shape) == 1
     own = fp8_rows_product(quantised(x), weight, x.new_empty(batch, shape[0]))
     assert torch.equal(block_product(quantised(x), weight), own)
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096), (4096, 12288), (2048, 4096)])
+@pytest.mark.parametrize("batch", [64, 512, 1003, 8192])
+def test_the_library_has_the_same_bits_by_shares(shape: tuple[int, int], batch: int) -> None:
+    weight, x = weight_of(shape), rows_of_all_sizes(batch, shape[1])
+    shares = shares_of(*shape)
+    assert shares > 1 and has_shared_product(weight, x.dtype, shares)
+    own = fp8_rows_product(quantised(x), weight, x.new_empty(batch, shape[0]))
+    wide = x.new_empty(batch, shape[0] + 48)
+    shared_product(quantised(x), weight, shares, wide[:, : shape[0]])
+    assert torch.equal(wide[:, : shape[0]], own)
 
 
 def test_the_library_is_not_asked_for_blocks_it_gets_wrong() -> None:

@@ -81,10 +81,20 @@ def test_a_row_is_the_same_beside_others(device: torch.device) -> None:
 
 
 def test_the_weight_alone_decides_the_shares() -> None:
-    """Shapes of 9B: narrow outputs have four shares, in one program each or all in one."""
-    assert shares_of(4096, 4096) == shares_of(4096, 12288) == 4
+    """Shapes of 9B: narrow outputs have two shares, in one program each or both in one."""
+    assert shares_of(4096, 4096) == shares_of(4096, 12288) == 2
+    assert shares_of(2048, 8192) == 4
     assert shares_of(12288, 4096) == shares_of(24576, 4096) == shares_of(10240, 4096) == 1
     assert shares_of(64, 256) == 1
     for batch in (1, 16, 17, 64, 65, 512, 513, 8192):
         for rows, columns in ((4096, 4096), (4096, 12288), (24576, 4096)):
-            assert rows_tile(batch, rows, columns).split in (1, shares_of(rows, columns))
+            tile = rows_tile(batch, rows, columns)
+            assert tile.split in (1, shares_of(rows, columns))
+            assert max(tile.rows, tile.batch) >= 64
+
+
+def test_a_tile_of_another_instruction_is_refused(device: torch.device) -> None:
+    weight = on_device(published(Kind.FP8_BLOCK, (64,), 128), device)
+    x = quantised(noise(1, 16, 128).bfloat16().to(device))
+    with pytest.raises(AssertionError):
+        fp8_rows_product(x, weight, torch.empty(16, 64, device=device), tile=Tile(32, 16, 1, 2, 4))

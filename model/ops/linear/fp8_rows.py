@@ -1,8 +1,8 @@
 """Products of FP8 rows with a stored matrix on a GPU, with one order of sums for any number of
 rows.
 
-The library multiplies many rows by weights of one share, where it has the own kernel's bits and is
-faster. The own kernel (fp8_rows_product.py) multiplies the others. Reference:
+The library multiplies many rows, where it has the own kernel's bits and is faster: share by share
+of the columns. The own kernel (fp8_rows_product.py) multiplies the others. Reference:
 `fp8_rows_reference.CodedProducts`.
 """
 
@@ -13,15 +13,17 @@ from tasuki.model.weights.matrix import Matrix, Plain
 from tasuki.model.weights.quantised_segments import Fp8
 
 from .fp8_activations import Fp8Rows
-from .fp8_library import block_product, has_block_product
+from .fp8_library import block_product, has_shared_product, shared_product
 from .fp8_rows_product import Tail, fp8_rows_product, tail_product
 from .fp8_rows_reference import shares_of
 
-LEAST_LIBRARY_ROWS = 128
-"""Least number of rows for the library. From 64 rows on it has the own kernel's bits; below, it
-shares out the columns. At 64 rows both are equally fast, on an H200."""
+_LEAST_ROWS = 128
+"""Least number of rows for the library, of a weight with one share. From 64 rows on it has the own
+kernel's bits; below, it shares out the columns."""
 _LEAST_WITH_TAIL = 256
-"""The same for a matrix with a tail. Its product by the library is copied beside the tail's."""
+"""The same for a matrix with a tail. The library's product is copied beside the tail's."""
+_LEAST_IN_SHARES = 512
+"""The same for a weight with several shares. The library multiplies them one after another."""
 
 
 def has_fp8(matrix: Matrix) -> bool:
@@ -37,13 +39,16 @@ def rows_product(codes: Fp8Rows, x: Tensor, matrix: Matrix) -> Tensor:
     match matrix.segments:
         case [Fp8() as weight, Plain(values)] if x.dtype is torch.bfloat16:
             tail = Tail(x, values)
-            if is_of_library(codes, weight, x.dtype, _LEAST_WITH_TAIL):
-                output[:, : weight.shape[0]] = block_product(codes, weight)
+            if _is_of_library(codes, weight, x.dtype, _LEAST_WITH_TAIL):
+                _by_library(codes, weight, output[:, : weight.shape[0]])
                 tail_product(codes, weight, output, tail)
                 return output
             return fp8_rows_product(codes, weight, output, tail)
-        case [Fp8() as weight] if is_of_library(codes, weight, x.dtype):
-            return block_product(codes, weight)
+        case [Fp8() as weight] if _is_of_library(codes, weight, x.dtype, _LEAST_ROWS):
+            if shares_of(*weight.shape) == 1:
+                return block_product(codes, weight)
+            _by_library(codes, weight, output)
+            return output
     # A tail in float32 fills shared memory.
     begin = 0
     for segment in matrix.segments:
@@ -57,11 +62,18 @@ def rows_product(codes: Fp8Rows, x: Tensor, matrix: Matrix) -> Tensor:
     return output
 
 
-def is_of_library(
-    codes: Fp8Rows, weight: Fp8, dtype: torch.dtype, least: int = LEAST_LIBRARY_ROWS
-) -> bool:
+def _is_of_library(codes: Fp8Rows, weight: Fp8, dtype: torch.dtype, least: int) -> bool:
     """Return true if the library multiplies these rows by the weight. dtype: dtype of the result.
-    least: least number of rows."""
-    return (
-        codes.count >= least and has_block_product(weight, dtype) and shares_of(*weight.shape) == 1
-    )
+    least: least number of rows for a weight with one share."""
+    shares = shares_of(*weight.shape)
+    least = least if shares == 1 else _LEAST_IN_SHARES
+    return codes.count >= least and has_shared_product(weight, dtype, shares)
+
+
+def _by_library(codes: Fp8Rows, weight: Fp8, output: Tensor) -> None:
+    """Write the library's product into output [T, out], any row stride."""
+    shares = shares_of(*weight.shape)
+    if shares == 1:
+        output.copy_(block_product(codes, weight))
+    else:
+        shared_product(codes, weight, shares, output)

@@ -8,7 +8,8 @@ weight's shape alone, and the shares' sums are added in order. A program has one
 them one after another. So a row's bits depend neither on other rows nor on the tile. They equal the
 library's bits for weights of one share.
 
-Up to 32 rows of x are the second operand, because the first one has 64 rows. Programs of the same
+Up to 32 rows of x are the second operand, because the first one has 64 rows. Smaller tiles would be
+multiplied by another instruction, whose bits differ. Programs of the same
 weights are neighbours, so weights are read from memory once. Plain rows below the FP8 rows (a tail:
 b and a of in_proj) take plain x and have programs of their own in the same launch. Reference, to
 the bit on Hopper: `fp8_rows_reference.rows_product`.
@@ -38,8 +39,11 @@ _NEIGHBOURS = tl.constexpr(16)
 _TAIL_STAGES = tl.constexpr(4)
 _PROGRAMS = 256
 """Least number of programs with 128 rows of x: two for each multiprocessor."""
-_PROMPT_ROWS = 512
-"""Largest number of x's rows for tiles of decode steps."""
+_STEP_ROWS = 512
+"""Largest number of x's rows for tiles with a share each."""
+_LEAST_FIRST = 64
+"""Number of rows of the first operand in Hopper's asynchronous instruction. Fewer rows would be
+multiplied by another instruction, with other bits."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,17 @@ def rows_tile(batch: int, rows: int, columns: int) -> Tile:
     shares = shares_of(rows, columns)
     is_narrow = shares > 1
     if batch <= 16:
-        return Tile(64, 16, shares, 4 if is_narrow else 6, 4)
+        return Tile(64, 16, shares, 10 if is_narrow else 6, 4)
     if batch <= 32:
-        return Tile(64, 32, shares, 6 if is_narrow else 5, 4)
-    tiles = triton.cdiv(rows, 64) * triton.cdiv(batch, 128)
-    if batch <= 64 or (batch <= _PROMPT_ROWS and not is_narrow and tiles < _PROGRAMS):
-        return Tile(64, 64, shares, 4, 4)
-    if batch <= _PROMPT_ROWS:
-        return Tile(128, 64, shares, 4, 4) if is_narrow else Tile(64, 128, 1, 3, 4)
-    # Sums of a share, of all, and of a block: with larger tiles they fill the registers.
-    return Tile(64, 128, 1, 4, 8) if is_narrow else Tile(128, 128, 1, 4, 8)
+        return Tile(64, 32, shares, 8 if is_narrow else 5, 4)
+    if batch <= 64:
+        return Tile(64, 64, shares, 6 if is_narrow else 4, 4)
+    if is_narrow:
+        # With larger tiles, sums of a share, of all, and of a block would fill the registers.
+        return Tile(64, 128, shares, 4, 4) if batch <= _STEP_ROWS else Tile(64, 128, 1, 4, 8)
+    if triton.cdiv(rows, 64) * triton.cdiv(batch, 128) < _PROGRAMS:
+        return Tile(64, 64, 1, 4, 4)
+    return Tile(64, 128, 1, 3, 4)
 
 
 def fp8_rows_product(
@@ -86,6 +91,7 @@ def fp8_rows_product(
     tile = tile or rows_tile(x.count, rows, columns)
     shares = shares_of(rows, columns)
     assert tile.split in (1, shares)
+    assert (tile.rows if tile.batch <= MOST_SECOND else tile.batch) >= _LEAST_FIRST
 
     def launch(result: Tensor) -> None:
         _launch(x, weight, tail, result, tile, shares, rows)
@@ -97,7 +103,7 @@ def tail_product(x: Fp8Rows, weight: Fp8, output: Tensor, tail: Tail) -> None:
     """Multiply the tail alone, as fp8_rows_product() does. Write it into the last columns of output
     [B, rows + tail rows]."""
     rows, columns = weight.shape
-    tile = rows_tile(_PROMPT_ROWS, rows, columns)
+    tile = rows_tile(x.count, rows, columns)
     whole = Tile(tile.rows, tile.batch, 1, tile.stages, tile.warps)
     _launch(x, weight, tail, output[:, rows:], whole, shares_of(rows, columns), 0)
 

@@ -29,10 +29,8 @@ _INSTRUCTION = 32
 _FRACTION = 13
 """Number of fraction bits kept by the instruction's adder."""
 _TILE_ROWS = 64
-_FULL = 128
-"""Number of tiles of weight rows from which the columns are not shared out: one for each
-multiprocessor."""
-_PROGRAMS = 256
+_PROGRAMS = 128
+"""Least number of programs: about one for each multiprocessor."""
 _LEAST_BLOCKS = 8
 """Least number of 128-column blocks in a share."""
 _CHUNK = 1 << 20
@@ -41,10 +39,9 @@ _CHUNK = 1 << 20
 
 def shares_of(rows: int, columns: int) -> int:
     """Return the number of shares of the columns in products with weights [rows, columns], a power
-    of two. A narrow output has few tiles, so its columns are shared out among programs."""
+    of two. A narrow output has few tiles, so its columns are shared out among programs. More shares
+    are faster at few rows, and slower for prompts."""
     tiles, shares = -(-rows // _TILE_ROWS), 1
-    if tiles >= _FULL:
-        return 1
     while tiles * shares < _PROGRAMS and columns >= 2 * shares * _LEAST_BLOCKS * BLOCK:
         shares *= 2
     return shares

@@ -36,8 +36,11 @@ def grouped_fp8(
     """Multiply pairs, sorted by expert, by their expert's FP8 matrix. Return [P, rows] bf16. pairs:
     bf16, or e4m3 codes with scales [P, groups of 128 columns] float32, both contiguous; weight:
     laid out for kernels; ends [experts] int32, ascending: end of each expert's rows. By default the
-    number of pairs decides the tile."""
-    tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
+    number of pairs decides the tile. Codes have one tile: with 16 pairs they are multiplied by
+    another instruction, whose bits differ."""
+    are_codes = scales is not None
+    few = are_few(len(pairs), weight.shape[0]) and not are_codes
+    tile = tile or (_FEW if few else _MANY)
     operands = (scales, weight.values, weight.scales)
     return multiply(
         _fp8_grouped_kernel, pairs, operands, ends, weight.shape, tile, **scale_sizes(weight)
