@@ -196,6 +196,7 @@ def build_parts(
     use_device(device)
     model_config = asked_model(config)
     family_of(model_config).check_device(device)
+    check_activations(config, model_config)
     check_kernels(config.model, device)
     arena = build_arena(config, model_config, device, role)
     host = host_arena(config, arena.layout)
@@ -289,6 +290,17 @@ def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
             "was made for: give at most that, or stretch it by rope_parameters in config.json"
         )
     return replace(model, max_position=asked)
+
+
+def check_activations(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise EngineConfigError if the model's family does not multiply the configured
+    activations."""
+    family = family_of(model)
+    if config.rounded_steps == "fp8" and not family.takes_fp8_steps:
+        raise EngineConfigError(
+            f"step_activations is fp8, and models of the family {family.name} multiply activations "
+            "of answers in their dtype only: leave --step-activations out"
+        )
 
 
 def activations_of(config: EngineConfig) -> PhaseActivations:

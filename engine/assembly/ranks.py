@@ -60,6 +60,7 @@ from .parts import (
     activations_of,
     asked_model,
     build_parts,
+    check_activations,
     kept_contract,
     rotary_sections,
     torch_device,
@@ -160,6 +161,7 @@ def build_leader_parts(
     family.cuts(whole).part(shard_of(config, 0))
     last = rank_device(config, config.tensor_parallel - 1)
     family.check_device(last)
+    check_activations(config, whole)
     on_gpus = last.type != "cpu"
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"

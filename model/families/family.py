@@ -55,6 +55,8 @@ class Family(ABC, Generic[C, W]):
     model_types: ClassVar[frozenset[str]]
     has_kernels: ClassVar[bool] = False
     """True if the family has kernels for GPUs: then models on a GPU are GpuModels."""
+    takes_fp8_steps: ClassVar[bool] = False
+    """True if build() follows Assembly.activations."""
 
     @abstractmethod
     def read_config(self, file: ConfigFile) -> C:

@@ -10,6 +10,7 @@ import torch
 
 from tasuki.engine.assembly.parts import EngineParts, build_parts, torch_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.model.families.qwen3_5.family import Qwen35Family
 from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
@@ -112,6 +113,12 @@ def test_nodes_that_round_otherwise_are_told_apart(node: Node) -> None:
         "bf16",
     )
     assert "the same --step-activations, fp8 or bf16" in str(ContractMismatch((difference,)))
+
+
+def test_a_family_without_fp8_rows_is_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Qwen35Family, "takes_fp8_steps", False)
+    with pytest.raises(EngineConfigError, match=r"family Qwen3.5 .* leave --step-activations out"):
+        build_parts(node.config)
 
 
 def test_a_gpu_without_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

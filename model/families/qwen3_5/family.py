@@ -30,6 +30,7 @@ class Qwen35Family(Family[DeltaNetConfig, ModelWeights]):
     name = "Qwen3.5"
     model_types = DENSE_TYPES | MOE_TYPES
     has_kernels = True
+    takes_fp8_steps = True
 
     def read_config(self, file: ConfigFile) -> DeltaNetConfig:
         return read_config(file)
