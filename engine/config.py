@@ -79,6 +79,7 @@ class EngineConfig:
             "dtype",
             "kv_dtype",
             "ssm_dtype",
+            "step_activations",
             "draft_layer",
             "vision",
             "ngram_table",
@@ -127,6 +128,12 @@ class EngineConfig:
         ("auto", "bf16", "fp8"),
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
+    step_activations: str = option(
+        "auto",
+        "activations of answers beside FP8 weights; auto: bf16; fp8: FP8 rows, in one arithmetic "
+        "with prompts; equal on a pair",
+        ("auto", "bf16", "fp8"),
+    )
     draft_layer: str = option(
         "auto",
         "cache of the draft layer (mtp.*); auto: if the checkpoint has one; off: no "
@@ -394,6 +401,11 @@ class EngineConfig:
     def stored_kv(self) -> str:
         """Return the dtype of keys and values in pages, named as in `pycache.layout`."""
         return {"auto": self.compute_dtype, "bf16": "bfloat16", "fp8": FP8_ROWS}[self.kv_dtype]
+
+    @property
+    def rounded_steps(self) -> str:
+        """Return `step_activations` with auto resolved, as the contract names it."""
+        return "bf16" if self.step_activations == "auto" else self.step_activations
 
     def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
         """Return the config with `speculate` resolved. With `auto`, a GPU without tensor

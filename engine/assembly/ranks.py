@@ -57,8 +57,10 @@ from .engines import build_runner, runner_sizes
 from .memory_plan import arena_slabs, layout_of
 from .parts import (
     EngineParts,
+    activations_of,
     asked_model,
     build_parts,
+    check_activations,
     kept_contract,
     rotary_sections,
     torch_device,
@@ -160,6 +162,7 @@ def build_leader_parts(
     whole = source.model(config)
     family_of(whole).cuts(whole).part(shard_of(config, 0))
     on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
+    check_activations(config, whole)
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"
         followers = range(1, config.tensor_parallel)
@@ -333,6 +336,7 @@ class RankInMemory:
                     reduce=collectives.sum,
                     gather=collectives.gather,
                     rotary_sections=rotary_sections(self._sight),
+                    activations=activations_of(settings),
                 ),
             ),
             arena,
@@ -370,7 +374,8 @@ class RankInMemory:
         shard = self._shard
         kind = DigestKind.of(self._device)
         whole = kept_contract(
-            *(weights, self.config, self._weights, self._layout, kind, self._sight)
+            *(weights, self.config, self._weights, self._layout, kind, self._sight),
+            self._settings.rounded_steps,
         )
         return {**whole, "rank": f"{shard.rank}/{shard.ranks}"}
 

@@ -251,10 +251,12 @@ class CudaRunner:
         block = min(self._model.block_rows, longest)
         # Triton compiles separately for sizes of one and for multiples of 16. A short run on a long
         # context takes other kernels than a prompt from its start. A block of a long run takes
-        # others again (GpuModel.block_rows).
+        # others again (GpuModel.block_rows). FP8 rows have other tiles from 17 and 129 rows on.
         for runs in (
             ((1, 0),),
             ((3, 0),),
+            ((17, 0),),
+            ((2 * PAGE_TOKENS + 1, 0),),
             ((PAGE_TOKENS, far),),
             ((1, 0), (PAGE_TOKENS + 1, 0)),
             ((block, min(far, longest - block)),),
