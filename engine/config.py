@@ -166,8 +166,7 @@ class EngineConfig:
     )
     disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB of all ranks")
     disk_write_budget: float | None = option(
-        None,
-        "long-run writes to disk_cache, MB/s, by the drive's endurance; not given: no bound",
+        None, "long-run writes to disk_cache, MB/s, by the drive's endurance; not given: no bound"
     )
     remote_cache: str | None = option(
         None,
@@ -182,8 +181,7 @@ class EngineConfig:
         None, "long-run writes to remote_cache, MB/s; not given: no bound"
     )
     remote_endpoint: str | None = option(
-        None,
-        "URL of the store with remote_cache; not given: AWS_ENDPOINT_URL, or else AWS itself",
+        None, "URL of the store with remote_cache; not given: AWS_ENDPOINT_URL, or else AWS itself"
     )
     remote_credentials: str | None = option(
         None,

@@ -189,11 +189,7 @@ class Completion:
     """
 
     def __init__(
-        self,
-        cache: HybridPrefixCache,
-        plans: PlanStream,
-        scheduler: Scheduler,
-        handover: Handover,
+        self, cache: HybridPrefixCache, plans: PlanStream, scheduler: Scheduler, handover: Handover
     ) -> None:
         self._cache = cache
         self._plans = plans

@@ -184,10 +184,7 @@ class MediaInput:
     """Reads a transport's socket in its place, with the descriptors of frames."""
 
     def __init__(
-        self,
-        transport: asyncio.Transport,
-        media: ArrivedMedia,
-        received: Callable[[bytes], None],
+        self, transport: asyncio.Transport, media: ArrivedMedia, received: Callable[[bytes], None]
     ) -> None:
         """received: called with each part of the received data."""
         self._transport = transport

@@ -217,12 +217,7 @@ class WorkerLinks:
     already sent to the API server.
     """
 
-    def __init__(
-        self,
-        receive: TakeMessages,
-        to_front: TakeMessages,
-        gone: WorkerGone,
-    ) -> None:
+    def __init__(self, receive: TakeMessages, to_front: TakeMessages, gone: WorkerGone) -> None:
         """receive: called with workers' messages. to_front: sends messages to the API server. gone:
         called with a lost worker's number and its requests left in the engine, after they are
         aborted."""

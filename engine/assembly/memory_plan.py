@@ -285,11 +285,7 @@ def layout_of(model: ModelConfig, config: EngineConfig) -> CacheLayout:
 
 
 def arena_slabs(
-    config: EngineConfig,
-    model: ModelConfig,
-    role: Role,
-    free: int | None,
-    share: Share = whole,
+    config: EngineConfig, model: ModelConfig, role: Role, free: int | None, share: Share = whole
 ) -> int:
     """Return the number of slabs (fixed-size parts) of an engine's arena, with `auto` resolved.
     Pure.

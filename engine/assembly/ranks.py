@@ -75,11 +75,7 @@ pickled."""
 
 
 def load_shard(
-    config: EngineConfig,
-    model: ModelConfig,
-    shard: Shard,
-    device: torch.device,
-    progress: Progress,
+    config: EngineConfig, model: ModelConfig, shard: Shard, device: torch.device, progress: Progress
 ) -> Weights:
     """Load the weights of rank `shard` from the checkpoint's folder. Raises WeightsError."""
     dtype = getattr(torch, config.compute_dtype)

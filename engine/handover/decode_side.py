@@ -26,14 +26,7 @@ from tasuki.engine.handover.decode_transfers import (
 from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.handover.held_states import PullSender
 from tasuki.engine.handover.offered_states import Offers
-from tasuki.engine.request import (
-    Aborted,
-    AwaitingPrefill,
-    Decoding,
-    Receiving,
-    Request,
-    Waiting,
-)
+from tasuki.engine.request import Aborted, AwaitingPrefill, Decoding, Receiving, Request, Waiting
 from tasuki.engine.roles.answers import Answers, AnswerTerms
 from tasuki.engine.roles.base import HandoverContext, RequestInbox
 from tasuki.engine.routing import joined, report, usable_here

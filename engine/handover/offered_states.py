@@ -15,14 +15,7 @@ from itertools import count
 from tasuki.engine import messages as m
 from tasuki.engine.handover.brought_states import Fetches
 from tasuki.engine.handover.decode_transfers import DecodeTransfer, DecodeTransfers
-from tasuki.engine.handover.leaving import (
-    ALONE,
-    BESIDE,
-    Leaving,
-    as_request,
-    stands,
-    state_tokens,
-)
+from tasuki.engine.handover.leaving import ALONE, BESIDE, Leaving, as_request, stands, state_tokens
 from tasuki.engine.request import Aborted, Finished, Request
 from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.scheduling.admission import AcceptWindow

@@ -78,9 +78,7 @@ PEERS_HIT = HIT.bounded(
 
 
 PREFILL_CHOICE = Wire(
-    PrefillChoice,
-    report_pb2.PrefillChoice,
-    bids=Wire(PrefillBid, report_pb2.PrefillBid),
+    PrefillChoice, report_pb2.PrefillChoice, bids=Wire(PrefillBid, report_pb2.PrefillBid)
 )
 TARGETS = Wire(
     Targets,

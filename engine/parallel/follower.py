@@ -55,10 +55,7 @@ class LeaderWatch:
     """
 
     def __init__(
-        self,
-        connection: socket.socket,
-        timeout: float,
-        clock: Clock = time.monotonic,
+        self, connection: socket.socket, timeout: float, clock: Clock = time.monotonic
     ) -> None:
         """connection: one end of a socket pair made by the leader. timeout: longest seconds a
         computing leader may read nothing. A loading leader may read nothing for at least

@@ -93,10 +93,7 @@ class LeaderRunner:
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        ranks: Ranks,
-        collectives: Collectives | None = None,
+        self, runner: Runner, ranks: Ranks, collectives: Collectives | None = None
     ) -> None:
         """runner: the runner of this rank, connected to the other ranks by its collectives."""
         self._runner = runner

@@ -65,13 +65,7 @@ def _flag(mailbox, writer, PLACES: tl.constexpr):
 
 @triton.jit
 def _chunk(
-    mailbox,
-    writer,
-    round,
-    like,
-    RANKS: tl.constexpr,
-    PLACES: tl.constexpr,
-    BYTES: tl.constexpr,
+    mailbox, writer, round, like, RANKS: tl.constexpr, PLACES: tl.constexpr, BYTES: tl.constexpr
 ):
     """Return the address of the chunk stored by rank `writer` in the mailbox, for this program and
     round."""

@@ -155,10 +155,7 @@ class Ranks:
     """
 
     def __init__(
-        self,
-        processes: Sequence[RankProcess],
-        timeout: float,
-        clock: Clock = time.monotonic,
+        self, processes: Sequence[RankProcess], timeout: float, clock: Clock = time.monotonic
     ) -> None:
         """processes: processes of ranks 1, 2 and so on, in order. timeout: longest seconds without
         a heartbeat before the node ends."""

@@ -21,15 +21,7 @@ from tasuki.engine.accounting import usage_of
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.messages import ErrorKind, RequestError, RequestId
 from tasuki.engine.pictures.placed import PlacedPictures
-from tasuki.engine.request import (
-    Aborted,
-    Active,
-    Decoding,
-    Finished,
-    Loading,
-    Prefilling,
-    Request,
-)
+from tasuki.engine.request import Aborted, Active, Decoding, Finished, Loading, Prefilling, Request
 from tasuki.engine.roles.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.runner.base import SampledTokens
 from tasuki.engine.scheduling.admission import EarlyRefusal, FirstTokenOutlook

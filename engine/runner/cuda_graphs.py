@@ -239,12 +239,7 @@ class GuessGraphs:
     """
 
     def __init__(
-        self,
-        model: GpuModel,
-        arena: Arena,
-        rows: GuessRows,
-        table: Tensor,
-        drafts: Tensor,
+        self, model: GpuModel, arena: Arena, rows: GuessRows, table: Tensor, drafts: Tensor
     ) -> None:
         """Capture a graph for every padded batch size up to the block table's rows and every number
         of guesses. drafts [batch indices, most guesses]: destination of the guesses. The arena is

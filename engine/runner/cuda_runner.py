@@ -450,13 +450,7 @@ class CudaRunner:
         found = self._model.run(batch, self._arena, hooks)
         if plan.scored:
             starts = dict(zip(numbers.tolist(), batch.cu_seqlens.tolist()[:-1], strict=True))
-            scored = score_prompts(
-                plan,
-                rows,
-                starts,
-                found.head,
-                self._arena.bytes.device,
-            )
+            scored = score_prompts(plan, rows, starts, found.head, self._arena.bytes.device)
             scores.update({row: found.read() for row, found in scored.items()})
         parts = self._draw_prompts(prompts, found)
         # Sample the tokens first, so a caller that needs only a token does not wait for the draft

@@ -253,11 +253,7 @@ class GuessRows:
     """
 
     def __init__(
-        self,
-        capacity: int,
-        last_tokens: LastTokens,
-        carry: Tensor,
-        verified: LastSampled,
+        self, capacity: int, last_tokens: LastTokens, carry: Tensor, verified: LastSampled
     ) -> None:
         """carry: [slots, width], the hidden state stored with each slot.
         verified: results of the last step's rows with drafts, at their fixed addresses."""

@@ -331,10 +331,7 @@ def _pictured(plan: ForwardPlan) -> list[int]:
 
 
 def with_pictures(
-    plan: ForwardPlan,
-    slices: list[SequenceSlice],
-    find: FindRows | None,
-    numbers: Sequence[int],
+    plan: ForwardPlan, slices: list[SequenceSlice], find: FindRows | None, numbers: Sequence[int]
 ) -> list[SequenceSlice]:
     """Return a plan's slices with its rotary positions and its pictures' rows. find: returns a
     picture's stored rows; None: the runner stores none. numbers: the slices' rows in the plan.

@@ -292,10 +292,7 @@ class EarlyRefusal:
         return asked.or_else(self._own)
 
     def reason(
-        self,
-        request: Request,
-        others: Collection[Request],
-        elsewhere: SecondsElsewhere,
+        self, request: Request, others: Collection[Request], elsewhere: SecondsElsewhere
     ) -> m.RequestError | None:
         """Return the error to refuse the request with; None to accept it. others: all requests not
         yet over. elsewhere: returns seconds of other nodes' work, as in

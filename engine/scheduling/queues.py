@@ -253,13 +253,7 @@ class WaitingQueue:
     def add(self, request: Request, *, returned: bool = False) -> None:
         """Add a request to its caller's line. returned: True if it was begun before; it goes ahead
         of requests not begun yet."""
-        place = (
-            request.priority,
-            not returned,
-            request.ordered_by,
-            next(self._numbers),
-            request,
-        )
+        place = (request.priority, not returned, request.ordered_by, next(self._numbers), request)
         self._places[request] = place
         self._stand(place)
 

@@ -223,10 +223,7 @@ class ForwardPlanner:
         """Token capacity of the pages known to the runner for the sequence, by batch index."""
 
     def plan(
-        self,
-        forward: ScheduledForward,
-        copies: tuple[CopyOp, ...],
-        folds: tuple[Fold, ...] = (),
+        self, forward: ScheduledForward, copies: tuple[CopyOp, ...], folds: tuple[Fold, ...] = ()
     ) -> ForwardPlan:
         """Return the next plan; it must be launched. copies: cache copies before the forward.
         folds: recurrent states to store after accepted drafts. REQUIRES: no two rows share a batch

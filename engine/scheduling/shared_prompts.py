@@ -103,8 +103,7 @@ def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
         common = min(common_tokens(request.keys, other.keys), len(request.prompt) - 1)
         runs = request.pictures.runs if request.pictures else ()
         position = max(
-            before_picture(common // PAGE_TOKENS * PAGE_TOKENS, runs),
-            behind_picture(common, runs),
+            before_picture(common // PAGE_TOKENS * PAGE_TOKENS, runs), behind_picture(common, runs)
         )
         if position > (0 if best is None else best.position) and _may_keep(other, position):
             best = Leader(other, state.allocation, position)

@@ -261,11 +261,7 @@ class MeasuredLimit:
         return self.costs.widths[-1] - 1
 
     def _best(
-        self,
-        answers: int,
-        plain: float,
-        rows: Sequence[tuple[float, Sequence[float]]],
-        part: float,
+        self, answers: int, plain: float, rows: Sequence[tuple[float, Sequence[float]]], part: float
     ) -> int:
         """Return the number of drafts per row with the most tokens per second; 0 if drafts gain
         nothing. plain: seconds of a step without drafts. rows: for each row, the chance to have

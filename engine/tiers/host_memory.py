@@ -165,10 +165,7 @@ class _PinnedMap(mmap.mmap):
 
 
 def pinned(
-    layout: CacheLayout,
-    slabs: int,
-    pinning: Pinning | None = None,
-    clock: Clock = time.monotonic,
+    layout: CacheLayout, slabs: int, pinning: Pinning | None = None, clock: Clock = time.monotonic
 ) -> torch.Tensor:
     """Return pinned zeros, uint8 [slabs * slab_bytes]. No slab crosses the border of two pinned
     regions, because a copy may not. pinning: CUDA's if None. Raises EngineConfigError if the memory

@@ -74,10 +74,7 @@ class Lookups:
     """
 
     def __init__(
-        self,
-        bucket: Bucket,
-        objects: RemoteObjects,
-        clock: Clock = time.monotonic,
+        self, bucket: Bucket, objects: RemoteObjects, clock: Clock = time.monotonic
     ) -> None:
         self._bucket = bucket
         self._objects = objects
