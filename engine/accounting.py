@@ -1,9 +1,5 @@
 """Counters and measures of an engine: step times, seconds as a function of an amount, evictions,
-cache hits and usage.
-
-Owns counters and a bounded memory of evictions. It decides nothing. Thread rule: the engine loop's.
-A hit's usable tokens and causes always add up to the prompt.
-"""
+cache hits and usage."""
 
 import time
 from bisect import bisect_left

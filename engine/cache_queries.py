@@ -1,7 +1,4 @@
-"""Answers to questions of API servers about an engine: its cache, counters and free capacity.
-
-Thread rule: the engine loop's. Each question is answered immediately, between two steps.
-"""
+"""Answers to questions of API servers about an engine: its cache, counters and free capacity."""
 
 from collections import Counter
 from collections.abc import Sequence

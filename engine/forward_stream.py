@@ -1,9 +1,5 @@
-"""Forwards in flight: the time to plan the next one, its way to the runner, and its sampled tokens.
-
-Owns the order of all operations in the arena. Thread rule: the engine loop's. A copy, or a fold
-(storing a state after accepted drafts), already decided runs before the next launch or recorded
-event.
-"""
+"""Forwards in flight: the time to plan the next one, its way to the runner, and its sampled
+tokens."""
 
 import time
 from collections import defaultdict, deque

@@ -1,8 +1,4 @@
-"""The choice of the node to compute a prompt, by costs learned from this engine's own forwards.
-
-Owns decayed sums and no clock: callers bring durations. Thread rule: the engine loop's. Equal
-arguments give equal decisions. Without measured rates the configured constants decide.
-"""
+"""The choice of the node to compute a prompt, by costs learned from this engine's own forwards."""
 
 import math
 from collections.abc import Callable, Iterable

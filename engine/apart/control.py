@@ -1,9 +1,5 @@
 """Messages between the two processes of a node (API server and engine), in addition to the engine's
-own messages.
-
-Plain, immutable values. FRONT_CONTROL lists the API server's messages, ENGINE_CONTROL the engine
-process's.
-"""
+own messages."""
 
 from typing import get_args
 

@@ -1,9 +1,4 @@
-"""An event loop's end of a socket with frames.
-
-FrameProtocol owns its transport. A transport passes no descriptors, so frames with media use a
-twin: a duplicate of its socket. MediaWriter keeps the order of all frames. MediaInput reads in
-place of the transport. Links without media have neither. Thread rule: the event loop's.
-"""
+"""An event loop's end of a socket with frames."""
 
 import asyncio
 import errno

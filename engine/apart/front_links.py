@@ -1,9 +1,4 @@
-"""The engine's ends of sockets: to the API server, its starter, and to API server workers.
-
-Owns one socket and one reading thread for each peer. send() may be called from any thread and never
-waits. Frames keep their order, and data waiting for a slow peer is bounded. A request's pictures
-come as descriptors beside its frame.
-"""
+"""The engine's ends of sockets: to the API server, its starter, and to API server workers."""
 
 import asyncio
 import logging

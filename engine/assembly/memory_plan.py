@@ -1,7 +1,4 @@
-"""The memory of an engine: weights, arena and batch sizes.
-
-Pure: sizes are computed before any allocation, from the shapes to be allocated.
-"""
+"""The memory of an engine: weights, arena and batch sizes."""
 
 from bisect import bisect_left
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Messages about pictures of a prompt computed on another node.
 
 The decode node names the pictures in its request. The prefill node asks for the files of those with
-missing rows. Plain, immutable values.
+missing rows.
 """
 
 from collections.abc import Mapping

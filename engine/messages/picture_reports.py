@@ -1,7 +1,4 @@
-"""An engine's report about the pictures of one prompt.
-
-Plain, immutable values without decisions or memory.
-"""
+"""An engine's report about the pictures of one prompt."""
 
 from enum import StrEnum
 

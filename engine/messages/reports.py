@@ -1,7 +1,6 @@
 """An engine's reports of finished work: evictions, hits, transfers, routes, steps.
 
-Plain, immutable values without decisions or memory. A bound in a field's type is metadata, and
-applies to fields sent by a peer (transfer_proto.py).
+A bound in a field's type is metadata, and applies to fields sent by a peer (transfer_proto.py).
 """
 
 from collections.abc import Mapping

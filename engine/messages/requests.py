@@ -1,7 +1,4 @@
-"""Messages about requests: phases, submission, answers and ends. Also the drain of a node.
-
-Plain, immutable values.
-"""
+"""Messages about requests: phases, submission, answers and ends. Also the drain of a node."""
 
 import binascii
 import math

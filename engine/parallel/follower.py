@@ -1,8 +1,4 @@
-"""A follower (a rank without the engine): its life, its reports and its watch over the leader.
-
-Owns the socket to the leader. Plans, results and heartbeats have a thread each. A follower decides
-nothing. Any error ends its process, after a line to the leader.
-"""
+"""A follower (a rank without the engine): its life, its reports and its watch over the leader."""
 
 import fcntl
 import logging

@@ -1,9 +1,5 @@
 """The leader's part of a forward on several ranks: it sends plans to all ranks, and samples some
-tokens for all.
-
-Thread rule: the one thread of the forward. Every rank gets every plan in one order. An error on any
-rank is the whole node's.
-"""
+tokens for all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

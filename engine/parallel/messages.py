@@ -1,7 +1,5 @@
-"""Messages between a leader rank and its followers, their frames and a checksum of sampled tokens.
-
-Plain, immutable values and pure functions.
-"""
+"""Messages between a leader rank and its followers, their frames and a checksum of sampled
+tokens."""
 
 from zlib import crc32
 

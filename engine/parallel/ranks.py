@@ -1,8 +1,4 @@
-"""A leader's followers (the other ranks): their processes, their sockets and their loss.
-
-Owns the followers' processes and the thread reading their messages. The first loss is the reason
-for the node's end, and every follower is killed with it. Every wait is bounded.
-"""
+"""A leader's followers (the other ranks): their processes, their sockets and their loss."""
 
 import os
 import select

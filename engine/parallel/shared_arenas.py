@@ -1,8 +1,4 @@
-"""Memory and steps shared by the ranks of one host: arenas, and a step counter for all ranks.
-
-The leader's process owns the memory, and only the leader writes to other nodes. Thread rule: any
-thread.
-"""
+"""Memory and steps shared by the ranks of one host: arenas, and a step counter for all ranks."""
 
 import mmap
 import os

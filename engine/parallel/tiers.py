@@ -1,7 +1,4 @@
-"""Tiers below arenas of several ranks: each rank copies its own part of every page and state.
-
-Owns a copier for each tier on every follower. A copy succeeds only if it does on each rank.
-"""
+"""Tiers below arenas of several ranks: each rank copies its own part of every page and state."""
 
 import threading
 import time

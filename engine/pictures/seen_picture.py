@@ -1,8 +1,4 @@
-"""The outcomes of one request's pictures, and the report made of them.
-
-SeenPicture: a picture's outcome and seconds, as far as its prompt has come. Values and a pure
-function.
-"""
+"""The outcomes of one request's pictures, and the report made of them."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""The interface of a runner of forward plans, and the sampled tokens returned by each forward.
-
-Owns nothing. A runner sees plans and memory, but no request and no prefix tree.
-"""
+"""The interface of a runner of forward plans, and the sampled tokens returned by each forward."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping

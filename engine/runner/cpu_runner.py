@@ -1,8 +1,4 @@
-"""The runner of CPUs.
-
-Owns the last tokens by batch index and the inputs of rows with drafts. Thread rule: one thread. A
-launch computes immediately; all else is as on a GPU.
-"""
+"""The runner of CPUs."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

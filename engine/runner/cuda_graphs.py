@@ -1,9 +1,5 @@
 """Captured CUDA graphs: of decode steps, of the verification of drafts, and of the draft layer's
-guesses.
-
-Owns the graphs and their memory. A replay reads and writes buffers of fixed address, so it needs
-nothing from the host. Thread rule: the runner's; one stream.
-"""
+guesses. Thread rule: the runner's; one stream."""
 
 import gc
 from bisect import bisect_left

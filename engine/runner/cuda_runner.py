@@ -1,13 +1,5 @@
 """The runner for GPUs, its forwards in flight with their results, and the step counter ticked by
-their layers.
-
-CudaRunner owns the last tokens, the rows and the block table. Thread rule: the engine loop's. All
-work joins one stream, and only CudaForward.result() waits for the GPU.
-
-LayerEvents owns the thread to tick the step counter (cpp_cache/dataplane/stream_ticks.h). The
-forward's thread only records; the ticking thread never holds the interpreter's lock. Hooks belong
-to the engine loop's thread.
-"""
+their layers."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

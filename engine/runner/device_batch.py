@@ -1,9 +1,4 @@
-"""A batch on a GPU: its inputs and results, and tables kept between steps.
-
-Owns buffers of fixed address, so CUDA graphs may be captured over them. Thread rule: the engine
-loop's, one stream. Copies are asynchronous. Their pinned memory is not reused before they have
-ended.
-"""
+"""A batch on a GPU: its inputs and results, and tables kept between steps."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Drafts on a GPU: verification of rows with drafts, and the draft layer's next guesses.
-
-Owns the rows' inputs, page tables and graphs; shares model and arena with the runner. Thread rule:
-the runner's; one stream.
-"""
+"""Drafts on a GPU: verification of rows with drafts, and the draft layer's next guesses."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,4 @@
-"""Rows with drafts on a GPU: drafts to verify, verified results, rows to guess after.
-
-Owns buffers of fixed address, so CUDA graphs may be captured over them. Thread rule and copies: as
-in device_batch.py.
-"""
+"""Rows with drafts on a GPU: drafts to verify, verified results, rows to guess after."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +56,7 @@ class DraftedRows:
     tokens, and further columns.
 
     Owns these buffers; their addresses never change, so graphs may be captured over them. Thread
-    rule and copies: as in device_batch.
+    rule and copies: as in DeviceBatch.
 
     capacity: most rows. width: most tokens of a row. scratch_index: the batch index of padding
     rows.
@@ -247,7 +243,7 @@ class GuessRows:
     """Rows followed by guesses of the draft layer, as buffers on a GPU.
 
     Owns the rows' inputs, and the hidden states passed from one guess to the next. Their addresses
-    never change, so graphs may be captured over them. Thread rule and copies: as in device_batch.
+    never change, so graphs may be captured over them. Thread rule and copies: as in DeviceBatch.
 
     capacity: most rows.
     """

@@ -1,7 +1,4 @@
-"""A plan's rows with all values known on the host, and the padded sizes of captured graphs.
-
-Owns the pages, slots and length of each batch index, and no tensor. Thread rule: the runner's.
-"""
+"""A plan's rows with all values known on the host, and the padded sizes of captured graphs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

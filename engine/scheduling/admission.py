@@ -1,8 +1,4 @@
-"""Admission: the number of running requests, their longest wait, and the refusal of late ones.
-
-Owns measured times, and counts of transfers removed from an accept window (a limit on transfers
-begun at a time). Thread rule: the engine loop's.
-"""
+"""Admission: the number of running requests, their longest wait, and the refusal of late ones."""
 
 import math
 import time

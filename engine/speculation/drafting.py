@@ -1,7 +1,4 @@
-"""The drafting of one request's answer, and the count of accepted drafts.
-
-Owns the results of one request's drafts so far. Thread rule: the engine loop's.
-"""
+"""The drafting of one request's answer, and the count of accepted drafts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

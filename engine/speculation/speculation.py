@@ -1,8 +1,4 @@
-"""The sources of drafts (guesses of next tokens), and the choice of sources for each request.
-
-Owns the suffix indexes and the tokens of ended requests, used for drafts of others. Thread rule:
-the engine loop's.
-"""
+"""The sources of drafts (guesses of next tokens), and the choice of sources for each request."""
 
 from bisect import bisect_right
 from collections import deque

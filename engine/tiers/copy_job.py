@@ -1,9 +1,5 @@
 """A copy of pages and a state between two places, as plain data. Its segments are in layer order; a
-barrier lets computations wait for each layer.
-
-Plain values, except LoadBarrier. Thread rule: one thread copies and opens a barrier, one waits, any
-thread closes it.
-"""
+barrier lets computations wait for each layer."""
 
 import threading
 from collections import defaultdict

@@ -1,8 +1,4 @@
-"""Digests of pages and slots in a tier and in the arena.
-
-Owns the digests of one tier. Thread rule: the copying thread writes digests. The holder of a usable
-copy may read its digest.
-"""
+"""Digests of pages and slots in a tier and in the arena."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

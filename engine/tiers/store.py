@@ -1,9 +1,5 @@
 """The common part of all stores below host memory: their interface, buffer rows, threads, and
-limits on failures.
-
-`within()` limits the time of a call in case it hangs. `Patience` pauses a store after too many
-failures in a row.
-"""
+limits on failures."""
 
 import hashlib
 import json

@@ -1,7 +1,4 @@
-"""The copier of each tier below an arena.
-
-Each tier has one copying thread (copy_thread.py). The nearest tier comes first.
-"""
+"""The copier of each tier below an arena."""
 
 from typing import Protocol
 

@@ -1,8 +1,5 @@
 """The disk tier: its file of pages and slots, the file's size, and the probe of the disk at the
-start.
-
-Owns the file. Thread rule: see `TierStore` (store.py).
-"""
+start."""
 
 import errno
 import logging

@@ -1,9 +1,5 @@
 """The index of a disk tier, in a file next to the data: its records, the contents they describe,
-their use after a restart.
-
-KeptIndex owns the index file. Standing holds the disk's contents according to the records. Thread
-rule: the thread opening the index, and then the copier's alone.
-"""
+their use after a restart."""
 
 import logging
 import os

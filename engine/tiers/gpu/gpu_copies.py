@@ -1,8 +1,4 @@
-"""Copies between a GPU's arena and the tiers below it: pinned host memory, and stores below it.
-
-Owns streams and buffers of pinned memory. Thread rule: one thread. The GPU computes every digest
-from the arena's bytes, so the host reads none of them.
-"""
+"""Copies between a GPU's arena and the tiers below it: pinned host memory, and stores below it."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence

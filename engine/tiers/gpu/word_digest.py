@@ -1,7 +1,4 @@
-"""Digests of pages and slots in a GPU's arena, computed by the same GPU.
-
-Thread rule: one thread at a time. Work joins the current stream. Digests are not cryptographic.
-"""
+"""Digests of pages and slots in a GPU's arena, computed by the same GPU."""
 
 from collections.abc import Sequence
 

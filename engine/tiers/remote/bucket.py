@@ -1,7 +1,4 @@
-"""A client for objects in one bucket of an S3 store, and its credentials.
-
-Every call has a time limit. Credentials are never printed. Thread rule: any thread.
-"""
+"""A client for objects in one bucket of an S3 store, and its credentials."""
 
 import configparser
 import os

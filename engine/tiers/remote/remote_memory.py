@@ -1,8 +1,4 @@
-"""The remote tier of one node: its size, the probe at the start, and lookups of prompts.
-
-Owns the threads for requests to the store. Thread rule: the engine loop's. No prompt waits longer
-than LOOKUP_SECONDS for a lookup, and found states are checked before use.
-"""
+"""The remote tier of one node: its size, the probe at the start, and lookups of prompts."""
 
 import logging
 import secrets
