@@ -23,6 +23,7 @@ Invariants:
 """
 
 import struct
+from collections.abc import Sized
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
 
@@ -237,18 +238,9 @@ class ForwardPlan:
         return bool(self.rope or self.pictures) or deltas
 
     def encode(self) -> bytes:
-        counts = (
-            len(self.copies),
-            len(self.left),
-            len(self.joined),
-            len(self.new_pages),
-            len(self.rows),
-            len(self.tokens),
-            len(self.checkpoints),
-            len(self.scored),
-            len(self.folds),
-            len(self.guesses),
-            len(self.first_guesses),
+        counted: tuple[Sized, ...] = (
+            *(self.copies, self.left, self.joined, self.new_pages, self.rows, self.tokens),
+            *(self.checkpoints, self.scored, self.folds, self.guesses, self.first_guesses),
         )
         pages = [item.pages for item in self.new_pages]
         lists: list[int] = [number for copy in self.copies for number in copy]
@@ -264,7 +256,7 @@ class ForwardPlan:
         for guess in self.guesses + self.first_guesses:
             lists += (guess.row, guess.count)
         parts = [
-            _HEAD.pack(self.number, *counts),
+            _HEAD.pack(self.number, *map(len, counted)),
             np.array(lists, dtype=_WIRE).tobytes(),
             self.rows.columns.astype(_WIRE, copy=False).tobytes(),
             self.tokens.astype(_WIRE, copy=False).tobytes(),
@@ -413,7 +405,7 @@ class _Reader:
         )
 
     def end(self) -> None:
-        if self._at != len(self._data):
+        if not self.is_over:
             raise PlanError(f"a plan of {len(self._data)} bytes should end after {self._at}")
 
 

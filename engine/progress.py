@@ -37,12 +37,7 @@ class NextTokens:
     sampled_before: NDArray[np.bool_]
 
     def take(self, rows: NDArray[np.intp]) -> "NextTokens":
-        return NextTokens(
-            self.starts[rows],
-            self.read_index[rows],
-            self.write_index[rows],
-            self.sampled_before[rows],
-        )
+        return NextTokens(*(column[rows] for column in vars(self).values()))
 
 
 class ProgressTable:

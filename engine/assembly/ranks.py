@@ -26,7 +26,6 @@ from tasuki.engine.parallel.shared_arenas import (
     AgreedSteps,
     HostArenas,
     Report,
-    ReportedSteps,
     SharedArenas,
     open_arena,
 )
@@ -329,7 +328,7 @@ class RankInMemory:
                 ),
             ),
             arena,
-            ReportedSteps(report) if self._hands_over else StepCounter(),
+            StepCounter(report) if self._hands_over else StepCounter(),
             host=host,
             disk=disk,
             together=LeaderDraws(collectives, shard.rank),

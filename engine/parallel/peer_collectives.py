@@ -342,6 +342,8 @@ class PeerCollectives:
     to twice as long.
     """
 
+    begun = 0
+
     def __init__(self, mailboxes: Mailboxes, timeout: float) -> None:
         self._mailboxes = mailboxes
         self._spins = min(int(timeout * _SPINS_A_SECOND), _MOST_SPINS)
@@ -360,10 +362,6 @@ class PeerCollectives:
 
     def of_leader(self, own: Tensor) -> Tensor:
         return self.gather(own.view(1, -1))[0, : own.numel()].view(own.shape)
-
-    @property
-    def begun(self) -> int:
-        return 0
 
     def check(self) -> None:
         self._mailboxes.check()

@@ -14,16 +14,8 @@ from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.ranks.region import RankRegion, RankSpans
 
 Report = Callable[[int, bool], None]
-"""A function called with a rank's step counter value, and True if a forward ended with this
-value."""
-
-
-class ReportedSteps(StepCounter):
-    """A rank's own step counter, with a report of each increment."""
-
-    def __init__(self, report: Report) -> None:
-        """report: called on the thread incrementing the counter."""
-        super().__init__(report)
+"""A function called with a rank's step counter value, and True if a forward ended with this value.
+The thread incrementing the counter calls it."""
 
 
 class AgreedSteps:

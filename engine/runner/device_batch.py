@@ -24,7 +24,7 @@ class BlockTable:
     pages.
 
     Owns the table, the sequence in each row and the written length of each row. Thread rule and
-    copies: as in device_batch.
+    copies: as in DeviceBatch.
 
     table: [rows, pages] int32; in a row only the pages of its sequence are valid.
     """

@@ -98,20 +98,7 @@ class ResolvedRows:
         return self.starts + self.lengths
 
     def take(self, rows: NDArray[np.int64]) -> "ResolvedRows":
-        return ResolvedRows(
-            self.batch_indices[rows],
-            self.starts[rows],
-            self.lengths[rows],
-            self.read_slots[rows],
-            self.write_slots[rows],
-            self.num_sampled[rows],
-            self.tokens_at[rows],
-            self.at_index[rows],
-            self.decodes[rows],
-            self.verifies[rows],
-            self.drafts_at_index[rows],
-            self.rope_deltas[rows],
-        )
+        return ResolvedRows(*(column[rows] for column in vars(self).values()))
 
 
 class SequenceStates:
@@ -169,10 +156,8 @@ class SequenceStates:
         batch_indices, slots = self._slots.shape
         if not 0 <= item.batch_index < batch_indices or not 0 < len(item.slots) <= slots:
             raise PlanError(
-                f"batch index {item.batch_index} joins with {len(item.slots)} slots: batch "
-                f"indices end at "
-                f"{batch_indices}, each "
-                f"with at most {slots}"
+                f"batch index {item.batch_index} joins with {len(item.slots)} slots: batch indices "
+                f"end at {batch_indices}, each with at most {slots}"
             )
         if item.batch_index in self._pages:
             raise PlanError(
@@ -287,12 +272,8 @@ class SequenceStates:
             )
         slices = []
         for row in range(len(rows)):
-            batch_index, length, at = (
-                int(rows.batch_indices[row]),
-                int(rows.lengths[row]),
-                rows.tokens_at[row],
-            )
-            host: list[int] = plan.tokens[at : at + length].tolist()
+            batch_index, at = int(rows.batch_indices[row]), rows.tokens_at[row]
+            host: list[int] = plan.tokens[at : at + rows.lengths[row]].tolist()
             verifies = bool(rows.verifies[row])
             slices.append(
                 SequenceSlice(

@@ -24,6 +24,8 @@ _NO_TOWER = m.RequestError(
 
 
 class PicturesElsewhere:
+    is_decoding = False
+
     def __init__(self, sight: Sight, work: PictureWork = no_work) -> None:
         """work: of a picture."""
         self._work = work
@@ -35,10 +37,6 @@ class PicturesElsewhere:
     def is_busy(self) -> bool:
         """Return True if a request waits for its end."""
         return bool(self._waiting)
-
-    @property
-    def is_decoding(self) -> bool:
-        return False
 
     def clear(self) -> None:
         """Do nothing: no rows are kept."""

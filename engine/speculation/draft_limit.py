@@ -125,12 +125,10 @@ class DraftLimit(Protocol):
 class FixedLimit:
     """A constant largest number of drafts per answer, at any cost."""
 
+    watched = 0
+
     def __init__(self, most: int) -> None:
         self.most = most
-
-    @property
-    def watched(self) -> int:
-        return 0
 
     def next(self, answers: int, drafting: Collection[Drafting]) -> int:
         return self.most

@@ -110,16 +110,14 @@ class MtpDrafter:
     them. Thread rule: the engine loop's.
     """
 
+    source = DraftSource.MTP
+
     def __init__(self) -> None:
         self._guessed: tuple[int, ...] = ()
         self._at_index = 0
         self._behind = 0
         """Number of the answer's tokens before the newest drafts. 0: no drafts were requested yet;
         the answer's first token is sampled without drafts."""
-
-    @property
-    def source(self) -> DraftSource:
-        return DraftSource.MTP
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
         """Store the draft layer's drafts, made after `behind` tokens of the answer."""

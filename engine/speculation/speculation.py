@@ -114,6 +114,8 @@ class TreeDrafter:
     loop's.
     """
 
+    source = DraftSource.TREE
+
     def __init__(
         self, prompt: PromptTokens, salt: bytes, most: int, left: SuffixIndex, least: int = 1
     ) -> None:
@@ -129,10 +131,6 @@ class TreeDrafter:
         self._length = 2
         self._least = least
         self._watched: int | None = None
-
-    @property
-    def source(self) -> DraftSource:
-        return DraftSource.TREE
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         if not self._seen:
@@ -178,16 +176,14 @@ class PredictionDrafter:
     prediction again. So a difference costs the drafts of a step or two, whatever its size.
     """
 
+    source = DraftSource.PREDICTION
+
     def __init__(self, prediction: Ints) -> None:
         self._prediction = prediction
         self._place = 0
         self._missed = 0
         """Number of tokens since the answer last matched the prediction."""
         self._seen = 0
-
-    @property
-    def source(self) -> DraftSource:
-        return DraftSource.PREDICTION
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         new = output[self._seen :]
@@ -260,12 +256,10 @@ class ForcedDrafter:
     masking the logits belongs to the runner. Thread rule: the engine loop's.
     """
 
+    source = DraftSource.GRAMMAR
+
     def __init__(self, grammar: AnswerGrammar) -> None:
         self._grammar = grammar
-
-    @property
-    def source(self) -> DraftSource:
-        return DraftSource.GRAMMAR
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         return self._grammar.behind(output).forced(most)
@@ -278,12 +272,9 @@ class AllowedDrafter:
     """Proposes another drafter's tokens, up to the first one forbidden by the answer's grammar."""
 
     def __init__(self, drafter: Drafter, grammar: AnswerGrammar) -> None:
+        self.source = drafter.source
         self._drafter = drafter
         self._grammar = grammar
-
-    @property
-    def source(self) -> DraftSource:
-        return self._drafter.source
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         drafts = self._drafter.propose(output, most)
