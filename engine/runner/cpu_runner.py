@@ -100,9 +100,8 @@ class HeldInputs:
             held = self._rows.pop(fold.batch_index, None)
             if held is None or not 0 < fold.count <= len(held.slice.token_ids):
                 raise PlanError(
-                    f"{fold.count} tokens of batch index {fold.batch_index} are to be "
-                    f"folded, which holds "
-                    f"{0 if held is None else len(held.slice.token_ids)}"
+                    f"{fold.count} tokens of batch index {fold.batch_index} are to be folded, "
+                    f"which holds {0 if held is None else len(held.slice.token_ids)}"
                 )
             tokens = held.slice.token_ids[: fold.count]
             item = replace(held.slice, token_ids=tokens, write_slot=held.write_slot)

@@ -272,11 +272,7 @@ class GuessGraphs:
     @torch.inference_mode()
     def _guess(self, size: int, count: int, *, cuts: bool) -> None:
         rows, chain = self._rows, self._rows.chain(size)
-        batch, draws, batch_indices = (
-            rows.batch(size, self._table),
-            rows.draws(size),
-            rows.batch_indices(size),
-        )
+        batch, draws = rows.batch(size, self._table), rows.draws(size)
         guess = self._steps.guesses(batch, rows.counts, self._arena)
         chain_begin(chain, rows.starts(size), self._model.config.max_position)
         hidden = chain.hidden
@@ -287,4 +283,4 @@ class GuessGraphs:
                 logits, of = self._model.whole(logits), None
                 kept = cut(logits, draws)
             sample(logits, draws, rows.rows, kept, ids=ids, of=of)
-            chain_advance(chain, batch_indices, self._drafts[:, number])
+            chain_advance(chain, rows.batch_indices(size), self._drafts[:, number])

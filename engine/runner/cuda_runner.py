@@ -46,7 +46,7 @@ from .device_batch import (
 )
 from .device_drafts import DraftVerifier, LayerDrafter
 from .draft_rows import VerifiedRows
-from .eager_sampler import EagerSampler, SampledOnce, TopTokens
+from .eager_sampler import EagerSampler, SampledOnce, TopTokens, recorded
 from .logits import SampledTogether, kept_adjustments, score_prompts
 from .rows import ResolvedRows, SequenceStates, own_turns
 
@@ -230,7 +230,7 @@ class CudaRunner:
         if stored_drafts is not None and self._verifier is not None:
             self._drafter = LayerDrafter(model, arena, states, self._verifier, stored_drafts, shape)
         self._warm_up()
-        begun = _recorded(timed=True)
+        begun = recorded(timed=True)
         self._ends = ForwardEnds(begun, begun)
 
     def _warm_up(self) -> None:
@@ -282,7 +282,7 @@ class CudaRunner:
             raise DeviceLost(f"the GPU's context is lost: {error}") from error
 
     def record_event(self) -> Event:
-        return _recorded().query
+        return recorded().query
 
     @torch.inference_mode()
     def launch(self, plan: ForwardPlan) -> CudaForward:
@@ -311,7 +311,7 @@ class CudaRunner:
             raise failure
         parts: list[SampledPart] = []
         scores: dict[int, ScoredRows] = {}
-        before, started = self._ends, _recorded(timed=True)
+        before, started = self._ends, recorded(timed=True)
         if self._drafter is not None:
             rows = self._drafter.first(plan, rows)
         if rows.decodes.any():
@@ -323,11 +323,11 @@ class CudaRunner:
             # Packed here, while the device computes the graphs.
             parts += self._prefill(plan, rows, prompts or self._prompts_of(plan, rows), scores)
         # The host reads the sampled tokens while the draft layer guesses.
-        ended = _recorded(timed=True)
+        ended = recorded(timed=True)
         guessed = {} if self._drafter is None else self._drafter.behind(plan, rows)
         if len(rows):
             # The time of a plan without rows, such as folds, counts to the next forward's wait.
-            self._ends = ForwardEnds(ended, _recorded(timed=True) if guessed else ended)
+            self._ends = ForwardEnds(ended, recorded(timed=True) if guessed else ended)
         return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
 
     def _with_pictures(self, plan: ForwardPlan, rows: ResolvedRows) -> PromptRows | None:
@@ -459,7 +459,7 @@ class CudaRunner:
         if not len(drawing):
             return []
         ends = batch.cu_seqlens[1:] - 1
-        last = self._to_device(ends[drawing])
+        last = ends[drawing].pin_memory().to(self._arena.bytes.device, non_blocking=True)
         logits = found.head(last)
         sampled = prompts.take(drawing)
         self._prompts.fill(sampled, self._sampling)
@@ -468,14 +468,3 @@ class CudaRunner:
         sample(logits, draws, self._prompts.rows, kept)
         self._last_tokens.put(self._prompts.batch_indices(len(sampled)), draws.token)
         return self._read(numbers[drawing], sampled, logits, self._prompts)
-
-    def _to_device(self, host: torch.Tensor) -> torch.Tensor:
-        return host.pin_memory().to(self._arena.bytes.device, non_blocking=True)
-
-
-def _recorded(*, timed: bool = False) -> torch.cuda.Event:
-    """Return a CUDA event recorded now on the current stream. timed: True if its time is
-    measured."""
-    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
-    event.record()
-    return event

@@ -271,9 +271,7 @@ class DeviceBatch:
     def read(self) -> Tensor:
         """Start to copy the sampled tokens to the host. take_over() reads them once the stream has
         done the copy."""
-        host = torch.empty(self._results.shape, dtype=torch.int32, pin_memory=True)
-        host.copy_(self._results, non_blocking=True)
-        return host
+        return to_host(self._results)
 
     @property
     def results(self) -> Tensor:
@@ -322,6 +320,18 @@ class DeviceBatch:
             logprob=sampled[1, :size],
             margin=sampled[2, :size],
         )
+
+
+def to_host(values: Tensor) -> Tensor:
+    """Start to copy the values to pinned host memory; return this memory."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    return host
+
+
+def to_device(numbers: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Start to copy the numbers to the device, from pinned memory."""
+    return torch.from_numpy(numbers).pin_memory().to(device, non_blocking=True)
 
 
 def take_over(results: Tensor, sampled: SampledTokens, rows: NDArray[np.int64]) -> None:

@@ -18,7 +18,7 @@ from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import Draws
 
 from .base import SampledTokens
-from .device_batch import DeviceBatch, LastTokens, SamplingTable
+from .device_batch import DeviceBatch, LastTokens, SamplingTable, to_host
 from .eager_sampler import TopTokens
 from .rows import ResolvedRows
 
@@ -114,10 +114,7 @@ class DraftedRows:
     def read_ids(self) -> Tensor:
         """Start to copy the input tokens of all rows to the host, [n] int32, including stored
         drafts."""
-        ids = self._numbers[_IDS]
-        host = torch.empty(ids.shape, dtype=torch.int32, pin_memory=True)
-        host.copy_(ids, non_blocking=True)
-        return host
+        return to_host(self._numbers[_IDS])
 
     @property
     def tokens(self) -> Tensor:
