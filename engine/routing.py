@@ -103,18 +103,13 @@ class CostLearner:
     forwarded: LineFit = field(default_factory=LineFit)
 
     def rates(self) -> Rates:
-        return Rates(*(fit.line() for fit in self._fits))
+        return Rates(**{name: fit.line() for name, fit in vars(self).items()})
 
     def judged(self) -> None:
         """Count a decision. The fits grow older with decisions until they get a new sample."""
-        for fit in self._fits:
+        for fit in vars(self).values():
             stale = fit.verdicts_since > FRESH
             fit.verdicts_since = 0 if stale else fit.verdicts_since + 1
-
-    @property
-    def _fits(self) -> tuple[LineFit, ...]:
-        """Return the fits in the order of the fields of Rates."""
-        return self.here, self.there, self.sent, self.pulled, self.forwarded
 
 
 ASSUMED = Line(0.01, 1e-4)

@@ -89,8 +89,7 @@ class HandoverOver(Message):
 
 
 class TokensMade(Message):
-    """The number of tokens sent directly to API server workers, for the API server's own
-    counters."""
+    """The number of tokens sent directly to API server workers, for its own counters."""
 
     count: int
 

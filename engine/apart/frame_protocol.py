@@ -62,8 +62,7 @@ class FrameProtocol(asyncio.Protocol):
             self._writer.write(data, blocks)
 
     def close(self) -> None:
-        """Close the socket after all waiting data is sent. Do nothing if it is not connected
-        yet."""
+        """Close the socket after all waiting data is sent. Do nothing before the connection."""
         if self._writer is not None:
             self._writer.end()
         elif self._transport is not None:

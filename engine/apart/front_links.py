@@ -67,8 +67,7 @@ class FrontLink:
 
     def send(self, messages: Sequence[Any]) -> None:
         """Send the messages to the API server as one frame, or queue the part not sent yet. Drop
-        them after the link's end. Too many waiting bytes end it. Raises the errors of
-        frame_of()."""
+        them after the link's end. Too many waiting bytes end it. Raises as frame_of()."""
         frame = frame_of(messages)
         with self._lock:
             if self._dead is not None:
@@ -138,8 +137,7 @@ class FrontLink:
             self._on_end(reason)
 
     def _exchange(self) -> str:
-        """Exchange data with the API server until the link has ended. Return the reason for its
-        end."""
+        """Exchange data with the API server until the link has ended. Return the reason."""
         wakes = self._wakes
         assert wakes is not None
         poll = select.poll()
@@ -177,8 +175,7 @@ class FrontLink:
                     return f"the front sent what is no frame: {error}"
 
     def _take(self, reader: FrameReader, data: bytes) -> None:
-        """Pass on the complete frames. Nothing here keeps their media afterwards. Raises
-        BrokenFrame."""
+        """Pass on the complete frames. Their media are not kept here. Raises BrokenFrame."""
         for messages in reader.take(data):
             self._receive(messages)
 

@@ -43,8 +43,7 @@ class AwaitedMedia:
         return True
 
     def came(self, request: Request, message: m.PicturesCame) -> None:
-        """Let the request wait for its turn again, with the files. Drop them if it does not await
-        them."""
+        """Let the request wait for its turn again, with the files. Drop unawaited ones."""
         if not isinstance(request.state, AwaitingMedia):
             return
         handed = self._handed[message.transfer_id]

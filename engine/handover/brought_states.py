@@ -181,8 +181,7 @@ class Fetches:
         self._window = AcceptWindow(capacity, MOST)
         self._generations = count(1)
         self.transfers: dict[m.TransferId, _Fetch] = {}
-        """Fetches by transfer id, kept until their page and slot ids enter the prefix tree or are
-        free."""
+        """Fetches by transfer id, kept until their ids enter the prefix tree or are free."""
         self._by_beginning: dict[tuple[bytes, bytes], _Fetch] = {}
         """Fetches in progress and not lost, by salt and prefix."""
         self.released: deque[Request] = deque()

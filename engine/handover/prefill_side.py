@@ -44,8 +44,7 @@ from tasuki.transfer.sending.sender import Sender
 
 class PrefillHandover(Handover):
     retries = False
-    """False: a transfer cannot wait for a retry, because its receiver then prefills the prompt
-    itself."""
+    """False: a transfer cannot wait for a retry, as its receiver then computes the prompt."""
     draws_behind = False
     """False: the forward with the prompt's last token must have its layer chunks planned before it
     runs."""
@@ -201,8 +200,7 @@ class PrefillHandover(Handover):
 
     def admit(self, request: Request) -> bool:
         """Pull the tokens offered by the receiver if the pull is faster than computing them.
-        Otherwise allocate memory, and wait for the destination. Return False if the request must
-        stay queued."""
+        Otherwise allocate memory, and wait for the destination. Return False to keep it queued."""
         transfer_id, tokens = _asked(request).transfer_id, len(request.prompt)
         peer = self._peers[transfer_id]
         # Try this also while the request would wait for a place in the window: the wait hides the
@@ -270,8 +268,7 @@ class PrefillHandover(Handover):
         self._leave_window(_asked(request).transfer_id)
 
     def _pull_pays(self, request: Request, peer: str) -> bool:
-        """Return True if a pull may begin and is estimated to be faster than computing its
-        tokens."""
+        """Return True if a pull may begin and is expected to be faster than computing."""
         offered = _asked(request).offered
         if request.pull_tried or not offered or not self._pulls.window.has_room(peer, offered):
             return False

@@ -49,8 +49,7 @@ any number."""
 PULLED = Wire(PullReport, report_pb2.Pulled, apart=["timeline"])
 ROUTE = Wire(RouteReport, report_pb2.Route)
 TRANSFER = Wire(TransferReport, report_pb2.TransferReport, apart=["timeline", "track"])
-"""A TransferReport without the sender's track, because transfer/protocol/messages.py writes the
-track."""
+"""A TransferReport without the sender's track, as transfer/protocol/messages.py writes it."""
 PEERS_PULLED = PULLED.bounded("pulled")
 PEERS_ROUTE = ROUTE.bounded("route")
 PEERS_TRANSFER = TRANSFER.bounded("report")

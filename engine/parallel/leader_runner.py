@@ -80,8 +80,7 @@ class LeaderForward:
 
 
 class LeaderRunner:
-    """A runner on all ranks: each plan goes to the followers first, and then to this rank's own
-    runner.
+    """A runner on all ranks: each plan goes to the followers first, then to this rank's own runner.
 
     The engine uses it like any runner. Thread rule: one thread. Invariants: every rank gets every
     plan, in the same order. If a plan fails on any rank, the ranks no longer agree, and no further

@@ -102,8 +102,7 @@ class HostArenas:
 
 
 def open_arena(folder: Path, spans: RankSpans, rank: int) -> torch.Tensor:
-    """Map a follower's own arena in the shared region: uint8 [spans.arena_bytes]. Raises
-    OSError."""
+    """Map a follower's arena in the shared region: uint8 [spans.arena_bytes]. Raises OSError."""
     with (folder / _NAME).open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), spans.arena_bytes, offset=spans.base(rank))
     return _as_tensor(mapped)

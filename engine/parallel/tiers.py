@@ -21,8 +21,7 @@ _CLOSE_SECONDS = 5.0
 
 
 SendToLeader = Callable[[Message], None]
-"""A function to send a message to the leader. Raises OSError or LeaderGone if the leader is
-gone."""
+"""A function to send a message to the leader. Raises OSError or LeaderGone without one."""
 
 
 class FollowerTiers:

@@ -269,16 +269,8 @@ class Answers(Handover):
         for request, token in zip(requests, sampled.tokens.tolist(), strict=True):
             request.output.append(token)
         ids = tuple([request.id for request in requests])
-        self._emit(
-            m.TokensOut(
-                ids,
-                sampled.tokens,
-                sampled.logprobs,
-                sampled.margins,
-                answers.indices,
-                sampled.tops,
-            )
-        )
+        columns = sampled.tokens, sampled.logprobs, sampled.margins
+        self._emit(m.TokensOut(ids, *columns, answers.indices, sampled.tops))
         over = answers.is_last | self._stops.may_end(sampled.tokens)
         for request in answers.requests_where(over):
             self._finish_if_over(request)
@@ -294,12 +286,8 @@ class Answers(Handover):
             request.first_token_at = time.monotonic()
             self._outlook.left(request, answered=True)
             self._learn_prefill_cost(request)
-        index = len(request.output) - 1
-        self._emit(
-            m.TokenOut(
-                request.id, sampled.token, sampled.logprob, sampled.margin, index, sampled.top
-            )
-        )
+        token, index = (sampled.token, sampled.logprob, sampled.margin), len(request.output) - 1
+        self._emit(m.TokenOut(request.id, *token, index, sampled.top))
         if isinstance(request.state, Decoding):
             self._finish_if_over(request)
 

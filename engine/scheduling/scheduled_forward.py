@@ -6,7 +6,7 @@ and its known pages. Thread rule: the engine loop. Invariant: this record of a b
 the runner's after it has run every plan made. So each plan must be launched, once and in order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -251,7 +251,10 @@ class ForwardPlanner:
             if item.turns_apart and item.request.pictures is not None:
                 positions = item.request.pictures.rope_positions(item.start, item.stop)
                 rope.append(RowPositions(row, positions))
-                pictures += _picture_rows(row, item)
+                pictures += [
+                    PictureRows(row, span.token, number, span.first, span.count)
+                    for span, number in item.pictures
+                ]
         if self._joined_count > len(forward):
             changes.left += self._leave()
         return ForwardPlan(
@@ -346,11 +349,6 @@ class ForwardPlanner:
         self._joined_count -= len(gone)
         found: list[int] = gone.tolist()
         return found
-
-
-def _picture_rows(row: int, item: ScheduledSequence) -> Iterator[PictureRows]:
-    for span, number in item.pictures:
-        yield PictureRows(row, span.token, number, span.first, span.count)
 
 
 def _scored(row: int, item: ScheduledSequence) -> list[ScoredRow]:

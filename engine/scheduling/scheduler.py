@@ -151,7 +151,9 @@ def share_chunk(
         left -= stops[index] - before
         return stops[index] - before
 
-    callers = _turned(sorted({demand.caller for demand in demands}), turn)
+    callers = sorted({demand.caller for demand in demands})
+    first = turn % len(callers)
+    callers = callers[first:] + callers[:first]
     # The caller owed most comes first. Among equals the first one changes each time.
     callers.sort(key=lambda caller: owed.get(caller, 0.0), reverse=True)
     of = {caller: [i for i in order if demands[i].caller == caller] for caller in callers}
@@ -184,11 +186,6 @@ def owed_after(
         for caller, tokens in got.items()
         if left[caller]
     }
-
-
-def _turned(callers: list[str], turn: int) -> list[str]:
-    first = turn % len(callers)
-    return callers[first:] + callers[:first]
 
 
 def _in_order(demands: Sequence[Demand], speed: float) -> list[int]:
@@ -425,7 +422,8 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         """Admit requests, the caller with the least share first, until no request finds memory."""
-        self._computing = [request for request in self._computing if _computes(request)]
+        computes = AwaitingGrant | Loading | Prefilling
+        self._computing = [one for one in self._computing if isinstance(one.state, computes)]
         self.waiting.unpark()
         blocked: set[str] = set()
         seats = self.seats.count
@@ -629,10 +627,6 @@ def _guesses(request: Request, state: Active, stop: int) -> int:
     if request.drafting is None:
         return 0
     return max(0, min(request.drafting.guesses, state.allocation.capacity_tokens - stop - 1))
-
-
-def _computes(request: Request) -> bool:
-    return isinstance(request.state, AwaitingGrant | Loading | Prefilling)
 
 
 def _prefilling(request: Request) -> Prefilling:

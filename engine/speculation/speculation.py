@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import Ints
 from tasuki.model.grammar.constraint import Constraint
 from tasuki.model.grammar.grammar import Grammar
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.pycache.keys import PromptTokens
 
 from .drafting import Chances, Drafter, Drafting, DraftSource, MtpDrafter
@@ -223,16 +223,10 @@ class PredictionDrafter:
             self._place, self._missed = int(places[np.abs(places - self._place).argmin()]), 0
 
 
-class Grammars(Protocol):
-    def constraint(self, grammar: Grammar, output: Sequence[int]) -> Constraint:
-        """Return the grammar's constraint after the tokens `output`. REQUIRES: the grammar was
-        compiled before."""
-
-
 class AnswerGrammar:
     """The position of one answer in its grammar."""
 
-    def __init__(self, grammar: Grammar, grammars: Grammars) -> None:
+    def __init__(self, grammar: Grammar, grammars: GrammarCompiler) -> None:
         self._grammar, self._grammars = grammar, grammars
         self._constraint: Constraint | None = None
         self._seen = 0
@@ -301,7 +295,7 @@ class Speculation:
         *,
         from_tree: bool = False,
         by_layer: bool = False,
-        grammars: Grammars | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """draft_tokens: most drafts per forward and request; 0: no drafts. from_tree: True to draft
         from earlier texts. by_layer: True to draft by the model's draft layer. Without both, only

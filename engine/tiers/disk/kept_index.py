@@ -362,7 +362,8 @@ class KeptIndex:
         """Record the old contents of the write's target pages and slot as invalid."""
         pages = np.array([target for _, target in job.pages], np.int32)
         slots = np.array([] if job.slot is None else [job.slot[1]], np.int32)
-        self._forget(pages.tolist())
+        for page in pages.tolist():
+            self._page_record.pop(page, None)
         self._append(Taken(pages.tobytes(), slots.tobytes()))
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
@@ -418,10 +419,6 @@ class KeptIndex:
         if descriptor is not None:
             os.close(descriptor)
         self.folder.close()
-
-    def _forget(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self._page_record.pop(page, None)
 
     def _append(self, record: Record) -> int | None:
         """Append a record to the file and return its number; None if the disk rejected it."""
@@ -530,9 +527,11 @@ def restore(
         return
     began = time.monotonic()
     counters = index.counters
-    everywhere = [_identities(kept) for kept in others]
+    size = DIGEST_BYTES
+    theirs = [{kept[at : at + size] for at in range(0, len(kept), size)} for kept in others]
     for path in standing.paths():
-        if path is not None and _is_in(path, everywhere) and _stands(cache, tier, path):
+        held = path is not None and all(path.identity in kept for kept in theirs)
+        if path is not None and held and _stands(cache, tier, path):
             counters["restored"] += 1
         else:
             counters["lost"] += 1
@@ -541,14 +540,6 @@ def restore(
         "another has it",
         *(counters["restored"], time.monotonic() - began, counters["lost"]),
     )
-
-
-def _identities(kept: bytes) -> frozenset[bytes]:
-    return frozenset(kept[at : at + 16] for at in range(0, len(kept), 16))
-
-
-def _is_in(path: KeptPath, everywhere: Sequence[frozenset[bytes]]) -> bool:
-    return not everywhere or all(path.identity in kept for kept in everywhere)
 
 
 def _stands(cache: HybridPrefixCache, tier: int, path: KeptPath) -> bool:

@@ -137,12 +137,6 @@ def _call_of(segment: Segment) -> tuple[int, int] | None:
     return None if segment.region is None else (segment.region, segment.pages[0])
 
 
-@dataclass(frozen=True)
-class _Ways:
-    down: Lane
-    up: Lane
-
-
 class GpuCopies:
     """The `SegmentCopies` between a GPU's arena and pinned host memory below it.
 
@@ -163,7 +157,7 @@ class GpuCopies:
         self._below = below
         self._device = arena.bytes.device
         # Steps go before digests, because a computation behind a load mostly waits for its copies.
-        self._ways = _Ways(self._lane(LAST), self._lane(FIRST))
+        self._down, self._up = self._lane(LAST), self._lane(FIRST)
         self._run_moves = batched_moves()
         self._warm_up()
 
@@ -173,7 +167,7 @@ class GpuCopies:
 
     def _warm_up(self) -> None:
         """Compile the digest kernel now, so no prompt's load waits for a compiler."""
-        checks = self._ways.down.checks
+        checks = self._down.checks
         with torch.cuda.stream(checks):
             rows = torch.from_numpy(rows_of_state(self._arena.layout, 0, 0, 8, 0))
             sums = torch.zeros(1, 2, dtype=torch.int64, device=self._device)
@@ -186,13 +180,13 @@ class GpuCopies:
         torch.cuda.set_device(self._device)
         ids = [page for page, _ in job.pages], None if job.slot is None else job.slot[0]
         moved = self._arena.bytes, self._below.bytes
-        return GpuCopy(self._arena, ids, moved, job, self._ways.down, self._run_moves)
+        return GpuCopy(self._arena, ids, moved, job, self._down, self._run_moves)
 
     def up(self, job: CopyJob) -> GpuCopy:
         torch.cuda.set_device(self._device)
         ids = [page for _, page in job.pages], None if job.slot is None else job.slot[1]
         moved = self._below.bytes, self._arena.bytes
-        return GpuCopy(self._arena, ids, moved, job, self._ways.up, self._run_moves)
+        return GpuCopy(self._arena, ids, moved, job, self._up, self._run_moves)
 
 
 _LOAD_SEGMENT_BYTES = 32 << 20
