@@ -41,8 +41,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class RoutingDecision:
-    """A choice with its estimates. estimates: seconds by name; empty if a configured constant
-    decided."""
+    """A choice with its estimates. estimates: seconds by name; empty if a constant decided."""
 
     choice: Choice
     estimates: dict[str, float] = field(default_factory=dict)
@@ -289,8 +288,7 @@ class Router:
         )
 
     def pull_seconds(self) -> Line | None:
-        """Return the line of a pull's seconds over its tokens; None if too few pulls were
-        measured."""
+        """Return the line of a pull's seconds over its tokens; None if too few are measured."""
         by_bytes = self.costs.pulled.line()
         if by_bytes is None:
             return None
@@ -305,15 +303,13 @@ class Router:
 
     def state_bytes(self, held: int, tokens: int) -> int:
         """Return the bytes to send to a node for its missing part of a prompt: the state after
-        `tokens` tokens, and their pages. held: number of first tokens with KV at this node
-        already."""
+        `tokens` tokens, and their pages. held: number of first tokens with KV there."""
         pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
         return pages * self._page_bytes + self._state_bytes
 
 
 def usable_here(match: Match) -> int:
-    """Return the number of first tokens usable on this node, including tokens loadable from below
-    the arena."""
+    """Return the number of first tokens usable on this node, also those loadable from below."""
     return max([match.usable_tokens, *(stored.boundary for stored in match.stored)])
 
 

@@ -89,7 +89,7 @@ class HandoverOver(Message):
 
 
 class TokensMade(Message):
-    """The number of tokens sent directly to API server workers, for its own counters."""
+    """The number of tokens sent directly to API server workers, for the API server's counters."""
 
     count: int
 

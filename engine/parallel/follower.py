@@ -68,7 +68,7 @@ class LeaderWatch:
         self._handle = os.pidfd_open(self.pid)
 
     def plans_may_come(self) -> None:
-        """Begin to use the shorter timeout, because all ranks are connected."""
+        """Use the shorter timeout, because the leader has its weights and all are connected."""
         self._heartbeat_timeout = HeartbeatTimeout(self._timeout, self._clock(), self.period)
 
     def lost(self) -> float | None:

@@ -286,7 +286,7 @@ class Ranks:
             call(reason)
 
     def close(self) -> None:
-        """End the followers and the reading thread, within seconds; then kill them. Idempotent."""
+        """End the followers and the reading thread; kill those left after seconds. Idempotent."""
         with self._changed:
             if self._closing:
                 return

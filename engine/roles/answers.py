@@ -51,8 +51,7 @@ class AnswerTerms:
 
 
 class Answers(Handover):
-    """A fused engine's handling of its requests: this node computes prompts and answers, without
-    hand-overs."""
+    """A fused engine's handling of its requests: prompts and answers, without hand-overs."""
 
     def __init__(self, context: HandoverContext, terms: AnswerTerms) -> None:
         super().__init__(context)
@@ -276,8 +275,7 @@ class Answers(Handover):
             self._finish_if_over(request)
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """Record and emit the sampled token. End the request if it is Decoding and this was its
-        last."""
+        """Record and emit the sampled token. If it is the last, end a Decoding request."""
         state = request.state
         if isinstance(state, Prefilling):
             request.move(Decoding(state.allocation, state.progress))

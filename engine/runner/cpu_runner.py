@@ -148,8 +148,7 @@ class CpuRunner:
     token stays at its batch index, and the next forward takes it from there. A row of several
     tokens samples one after each, in order, until a draft differs.
 
-    Owns the last tokens by batch index and its data of sequences; shares model and arena. Thread
-    rule: one thread.
+    Owns the last tokens by batch index and data of sequences; shares model and arena. One thread.
     """
 
     def __init__(
@@ -258,8 +257,7 @@ class CpuRunner:
     def _make_drafts(
         self, plan: ForwardPlan, rows: ResolvedRows, slices: list[SequenceSlice]
     ) -> None:
-        """Make the plan's guesses before the forward, as drafts in their rows' slices. Raises
-        PlanError."""
+        """Make the plan's guesses before the forward, as drafts in the slices. Raises PlanError."""
         if rows.drafts_at_index.any():
             raise PlanError(
                 f"plan {plan.number} has drafts at batch indices; a CPU leaves none there"

@@ -120,8 +120,7 @@ class SplitGraph:
         capture: Callable[[torch.cuda.CUDAGraph], AbstractContextManager[None]],
     ) -> None:
         """Capture the step, a forward of `layers` layers. capture: torch.cuda.graph with its memory
-        pool. REQUIRES: the step has run before, so kernels are compiled and libraries have their
-        workspaces."""
+        pool. REQUIRES: the step has run before, so kernels and workspaces exist."""
         self._first, self._rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with no_collection(), ExitStack() as captured:
 
@@ -139,8 +138,7 @@ class SplitGraph:
 
 class _Cut(LayerHooks):
     def __init__(self, layer: int, cut: Notice) -> None:
-        """layer: index of the last layer before the cut. cut: called once this layer is
-        captured."""
+        """layer: index of the last layer before the cut. cut: called once it is captured."""
         self._layer = layer
         self._cut = cut
 
@@ -198,8 +196,7 @@ class VerifyGraphs:
                 self._graphs[size, width] = SplitGraph(step, layers, capture)
 
     def width(self, tokens: int) -> int:
-        """Return the row length, in tokens, of the graphs for rows of `tokens` tokens: the next
-        captured one."""
+        """Return the captured row length for rows of `tokens` tokens: the next one, in tokens."""
         return self._widths[bisect_left(self._widths, tokens)]
 
     def replay(self, count: int, width: int) -> Tensor:

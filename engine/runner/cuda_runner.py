@@ -387,8 +387,7 @@ class CudaRunner:
     def _decode(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
     ) -> list[SampledPart]:
-        """Compute one token for each of the rows with these indices in the plan, by a captured
-        graph."""
+        """Compute one token for each row with these indices in the plan, by a captured graph."""
         batch_indices = rows.batch_indices[numbers].tolist()
         numbers = numbers[
             self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])
@@ -435,8 +434,7 @@ class CudaRunner:
         prompts: PromptRows,
         scores: dict[int, ScoredRows],
     ) -> list[SampledPart]:
-        """Compute these rows of the plan, of any length. Scores of scored prompts are added to
-        `scores`."""
+        """Compute these rows of the plan, of any length. Add scores of prompts to `scores`."""
         numbers, batch = prompts.numbers, prompts.batch
         hooks = self._ticks or NullHooks()
         found = self._model.run(batch, self._arena, hooks)
@@ -452,8 +450,7 @@ class CudaRunner:
         return parts
 
     def _draw_prompts(self, of: PromptRows, found: ForwardResult) -> list[SampledPart]:
-        """Sample a token at the end of each prompt wanting one. found: of the model's layers for
-        the batch."""
+        """Sample a token at the end of each prompt wanting one. found: the batch's layers."""
         numbers, prompts, batch = of.numbers, of.rows, of.batch
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):

@@ -181,8 +181,7 @@ class SamplingTable:
         self.follows[batch_index] = sampling.thinking is not None and not self.adjusts[batch_index]
 
     def adjusted(self, rows: ResolvedRows) -> NDArray[np.bool_]:
-        """Return bool [n]: True if logits after any token of the row may be adjusted before
-        sampling."""
+        """Return bool [n]: True if logits after any token of the row may be adjusted."""
         first, end = self.rules[rows.batch_indices].T
         drawn_first, drawn_last = rows.starts + 1, rows.stops
         ruled: NDArray[np.bool_] = (drawn_first < end) & (first <= drawn_last)
@@ -269,14 +268,12 @@ class DeviceBatch:
         self._inputs.copy_(host, non_blocking=True)
 
     def read(self) -> Tensor:
-        """Start to copy the sampled tokens to the host. take_over() reads them once the stream has
-        done the copy."""
+        """Start to copy the sampled tokens to the host. take_over() reads them after the copy."""
         return to_host(self._results)
 
     @property
     def results(self) -> Tensor:
-        """Results written through draws(), [3, at least the rows] int32: tokens, logprobs,
-        margins."""
+        """Results written through draws(), [3, rows or more] int32: tokens, logprobs, margins."""
         return self._results
 
     @property

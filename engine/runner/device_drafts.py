@@ -96,8 +96,7 @@ class DraftVerifier:
         self.width = 1
         """Row length of the last step, in tokens."""
         self._alone: set[int] = set()
-        """Batch indices with a row computed without its drafts. Such a row wrote its state slot
-        itself."""
+        """Batch indices with a row computed without its drafts. It wrote its slot itself."""
         self._beside: frozenset[int] = frozenset()
         """Batch indices of one-token rows computed together with this step's rows with drafts."""
         self._store([_Held(0, 1, 0, 0)])

@@ -112,8 +112,7 @@ class DraftedRows:
         return self._tokens.read()
 
     def read_ids(self) -> Tensor:
-        """Start to copy the input tokens of all rows to the host, [n] int32, including stored
-        drafts."""
+        """Start to copy the input tokens of all rows to the host, [n] int32, with stored drafts."""
         return to_host(self._numbers[_IDS])
 
     @property
@@ -281,8 +280,7 @@ class GuessRows:
         draft in the forward. wanted: number of guesses of each row, at least one. places: each
         row's index among the last step's rows with drafts. -1: no drafts; the row begins with its
         batch index's last token and its slot's stored hidden state. slots: each row's slot, read
-        for place -1. width: tokens per row in the last step. sampling: the rows' sampling settings
-        by batch index.
+        for place -1. width: tokens per row in the last step. sampling: settings by batch index.
         """
         self._numbers.fill(rows, sampling)
         host = torch.zeros(self._seats.shape, dtype=torch.int32, pin_memory=True)

@@ -69,8 +69,7 @@ class _Untold:
     ended: torch.cuda.Event
 
     def append(self) -> None:
-        """Append the sampled tokens to the adjusters. REQUIRES: the stream has copied them to the
-        host."""
+        """Append the sampled tokens to the adjusters. REQUIRES: they are on the host."""
         sampled = self.sampled.tokens_of(self.places)
         for adjuster, tokens in zip(self.adjusters, sampled, strict=True):
             for token in tokens:
@@ -88,8 +87,7 @@ class TopTokens:
     logprobs: Tensor
 
     def of_rows(self) -> list[tuple[int, TopLogprobs]]:
-        """Return each row with its likeliest tokens. REQUIRES: the stream has copied them to the
-        host."""
+        """Return each row with its likeliest tokens. REQUIRES: they are on the host."""
         columns = (self.rows, self.counts, self.tokens.tolist(), self.logprobs.tolist())
         return [
             (row, tuple(zip(tokens[:count], logprobs[:count], strict=True)))
@@ -229,8 +227,7 @@ class EagerSampler:
 
 
 def recorded(*, timed: bool = False) -> torch.cuda.Event:
-    """Return a CUDA event recorded now on the current stream. timed: True if its time is
-    measured."""
+    """Return a CUDA event recorded now on the current stream. timed: to measure its time."""
     event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -93,8 +93,7 @@ class ResolvedRows:
 
     @property
     def stops(self) -> Ints:
-        """Length of each row's sequence after the forward, in tokens, without its sampled
-        tokens."""
+        """Length of each row's sequence after the forward, in tokens, without sampled ones."""
         return self.starts + self.lengths
 
     def take(self, rows: NDArray[np.int64]) -> "ResolvedRows":
@@ -263,8 +262,7 @@ class SequenceStates:
     ) -> list[SequenceSlice]:
         """Return the rows as the model's sequence slices. sampled: tokens by batch index, for rows
         with tokens stored in the runner. find: finds the rows of pictures; None: the runner stores
-        none. numbers: the rows' indices in the plan; None: they are all its rows. Raises PlanError,
-        RowsGone."""
+        none. numbers: the rows' indices in the plan; None: all. Raises PlanError, RowsGone."""
         marks: dict[int, list[tuple[int, int]]] = {}
         for mark in plan.checkpoints:
             marks.setdefault(int(plan.rows.batch_indices[mark.row]), []).append(
@@ -358,8 +356,7 @@ def _check_rope(plan: ForwardPlan, item: RowPositions, into: SequenceSlice) -> N
 
 
 MOST_ROWS = 64
-"""Most rows with drafts in a step. With more rows, matrix products would take longer than drafts
-can save."""
+"""Most rows with drafts in a step. Products of more rows take longer than drafts save."""
 _WIDTHS = (2, 4, 8)
 
 

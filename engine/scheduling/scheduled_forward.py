@@ -123,8 +123,7 @@ class AnswerRows:
         return len(self.batch_indices)
 
     def live(self, progress: ProgressTable) -> NDArray[np.bool_]:
-        """Return bool [n]: True if the row's request still runs on the allocation used in this
-        forward."""
+        """Return bool [n]: True if the row's request still runs on this forward's allocation."""
         still: NDArray[np.bool_] = progress.holders[self.batch_indices] == self.holders
         return still
 

@@ -127,8 +127,7 @@ def follow(leader: Leader) -> None:
 
 
 def _may_keep(other: Request, position: int) -> bool:
-    """Return True if a checkpoint after `position` tokens is planned for `other`, or can still
-    be."""
+    """Return True if a checkpoint after `position` tokens is planned for `other`, or may be."""
     state = other.state
     if isinstance(state, Prefilling) and state.progress.num_scheduled >= position:
         return False
@@ -198,8 +197,7 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
 
 
 def told_of(fork: Request, carrier: Request) -> None:
-    """Copy the report about the prompt's computation from the carrier to the fork (one of several
-    answers)."""
+    """Copy the report about the prompt's computation from the carrier to the fork."""
     fork.hit = None if carrier.hit is None else _with_last_token(carrier.hit)
     fork.transfer, fork.pulled = carrier.transfer, carrier.pulled
     fork.route, fork.prefilled_on = carrier.route, carrier.prefilled_on

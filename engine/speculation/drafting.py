@@ -69,8 +69,7 @@ class Chances:
         self._gains: list[float] | None = None
 
     def verified(self, drafted: int, held: int) -> None:
-        """Record a verified row of `drafted` drafts, at least one; the first `held` of them were
-        accepted."""
+        """Record a verified row of one or more `drafted` drafts; the first `held` were accepted."""
         if self._prior is not None:
             self._prior.verified(drafted, held)
         self._gains = None
@@ -134,8 +133,7 @@ class MtpDrafter:
         return self._at_index if behind == self._behind else 0
 
     def asked(self, behind: int) -> bool:
-        """Return True if drafts after `behind` tokens of the answer were requested from the draft
-        layer."""
+        """Return True if drafts after `behind` tokens of the answer were asked of the layer."""
         return self._behind == behind
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
@@ -186,16 +184,14 @@ class Drafting:
         self.drafters = drafters
         self._proposing = drafters[0]
         self._watched: tuple[int, tuple[int, ...]] | None = None
-        """The answer's length while watching, and the drafts proposed then, to compare with the
-        answer later."""
+        """The answer's length while watching, and the drafts proposed then, to compare later."""
         self.counts: dict[DraftSource, DraftCount] = {
             drafter.source: DraftCount() for drafter in drafters
         }
 
     @property
     def guesses(self) -> int:
-        """Number of tokens to be proposed by the model's draft layer after each forward; 0 without
-        one."""
+        """Number of tokens to be proposed by the draft layer after each forward; 0 without one."""
         return 0 if self._mtp is None else self._most
 
     def first_guesses(self, output: Sequence[int], most: int) -> int:

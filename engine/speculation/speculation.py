@@ -299,8 +299,7 @@ class Speculation:
     ) -> None:
         """draft_tokens: most drafts per forward and request; 0: no drafts. from_tree: True to draft
         from earlier texts. by_layer: True to draft by the model's draft layer. Without both, only
-        predictions and grammars give drafts. grammars: compiled grammars of answers; None: there
-        are none."""
+        predictions and grammars give drafts. grammars: compiled grammars of answers; None: none."""
         self._draft_tokens = draft_tokens
         self._grammars = grammars
         self._by_layer = by_layer

@@ -136,8 +136,7 @@ class KeptPath:
 
     @property
     def identity(self) -> bytes:
-        """Return 16 bytes to identify the path: equal for the same state with the same page and
-        slot ids."""
+        """Return 16 bytes to identify the path: equal for the same state with the same ids."""
         total = xxhash.xxh3_128(len(self.salt).to_bytes(8, "little") + self.salt)
         total.update(self.kind.encode() + self.slot.to_bytes(8, "little"))
         total.update(len(self.tokens).to_bytes(8, "little") + self.tokens.tobytes())
@@ -316,8 +315,7 @@ _NAME, _NEXT_NAME = "index", "index.next"
 _LEAST_BYTES = 64 << 20
 """Size in bytes below which an index file is never compacted."""
 _MOST_GROWTH = 4
-"""Growth of an index file over its last compacted size, as a factor, at which it is compacted
-again."""
+"""Growth of an index file over its last compacted size, as a factor, to compact it again."""
 _MOST_READ = 1 << 30
 """Most bytes of one system read or write."""
 
@@ -413,8 +411,7 @@ class KeptIndex:
             self._size = self._base = len(self._heading)
 
     def close(self) -> None:
-        """Close the index file and its folder. Idempotent. REQUIRES: no copier uses the index any
-        more."""
+        """Close the index file and its folder. Idempotent. REQUIRES: no copier uses them."""
         descriptor, self._file = self._file, None
         if descriptor is not None:
             os.close(descriptor)

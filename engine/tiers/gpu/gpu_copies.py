@@ -122,8 +122,7 @@ class GpuCopy:
 
 
 def _calls(arena: Arena, job: CopyJob) -> Iterator[_Call]:
-    """Yield the job's segments in order, grouped into copy calls. All segments of the slot share
-    one call."""
+    """Yield the job's segments in order, grouped into copy calls. The slot's segments share one."""
     end = 0
     for _, some in groupby(layer_segments(arena.layout, job, _SEGMENT_BYTES), _call_of):
         segments = list(some)

@@ -134,8 +134,7 @@ class Bucket:
     def ranges(
         self, name: str, starts: Sequence[int], lengths: Sequence[int]
     ) -> Sequence[memoryview]:
-        """Return byte ranges of the object, each of the requested length. starts, lengths: in
-        bytes."""
+        """Return byte ranges of the object, each of its length. starts, lengths: in bytes."""
         import obstore
 
         def ask() -> list[memoryview]:
@@ -193,8 +192,7 @@ class Bucket:
 
 
 def _why(error: Exception) -> str:
-    """Describe the error without the store's own text, because this text may identify the
-    client."""
+    """Describe the error without the store's own text, because it may identify the client."""
     status = _STATUS.search(str(error))
     kind = type(error).__name__
     return kind if status is None else f"{kind}, {status[1].strip()}"

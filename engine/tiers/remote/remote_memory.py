@@ -29,8 +29,7 @@ log = logging.getLogger(__name__)
 LOOKUP_SECONDS = 0.5
 _PAUSE_SECONDS = 30.0
 LEAST_GAIN = 256
-"""Fewest tokens a remote state must save, beyond the tokens stored on this node, for a lookup to
-begin."""
+"""Fewest tokens a remote state must save, beyond those stored on this node, for a lookup."""
 _THREADS = 4
 _MOST_WAITING = 64
 """Most lookups waiting for a thread. If the store is this slow, more lookups are useless."""
