@@ -283,17 +283,9 @@ def _encode_joined(item: JoinedSequence) -> bytes:
         rest = msgspec.msgpack.encode(replace(sampling, seed=0))
     seed = sampling.seed.to_bytes(sampling.seed.bit_length() // 8 + 1, "little", signed=True)
     fixed = _JOINED.pack(
-        item.batch_index,
-        len(item.slots),
-        item.max_rows,
-        sampling.temperature,
-        sampling.top_p,
-        sampling.top_k,
-        len(seed),
-        len(rest),
-        len(before.prompt),
-        len(before.output),
-        before.begins,
+        *(item.batch_index, len(item.slots), item.max_rows),
+        *(sampling.temperature, sampling.top_p, sampling.top_k),
+        *(len(seed), len(rest), len(before.prompt), len(before.output), before.begins),
     )
     lists = (before.prompt, before.output)
     return b"".join(
@@ -348,19 +340,8 @@ class _Reader:
 
     def joined(self) -> JoinedSequence:
         fixed = _JOINED.unpack(self.bytes(_JOINED.size))
-        (
-            batch_index,
-            slots,
-            max_rows,
-            temperature,
-            top_p,
-            top_k,
-            seed,
-            rest,
-            prompt,
-            output,
-            begins,
-        ) = fixed
+        batch_index, slots, max_rows, temperature, top_p, top_k, *sizes = fixed
+        seed, rest, prompt, output, begins = sizes
         ids = tuple(self.ints(slots).tolist())
         number = int.from_bytes(self.bytes(seed), "little", signed=True)
         sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=number)

@@ -20,7 +20,7 @@ from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.parallel.collectives import Collectives, GlooCollectives
 from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
-from tasuki.engine.pictures.sight import Sight
+from tasuki.engine.pictures.placed import Sight
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.logits import SampledTogether
 from tasuki.engine.speculation.draft_limit import DraftLimit

@@ -66,8 +66,6 @@ from .parts import (
 from .towers import build_sight, build_tower
 
 StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
-
-
 LoadShard = Callable[[EngineConfig, ModelConfig, Shard, torch.device, Progress], Weights]
 """A function to load a rank's slices of the weights, from the model's config. Can be pickled."""
 

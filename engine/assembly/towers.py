@@ -11,7 +11,7 @@ import torch
 
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.pictures.file_levels import DeviceBytes
-from tasuki.engine.pictures.sight import Sight
+from tasuki.engine.pictures.placed import Sight
 from tasuki.model.families.registry import published_tower
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import TowerBytes

@@ -11,8 +11,7 @@ from collections.abc import Collection, Hashable, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import transfer_name
-from tasuki.engine.handover.awaited_media import AwaitedMedia, is_unseen
-from tasuki.engine.handover.brought_states import PullReceiver
+from tasuki.engine.handover.brought_states import AwaitedMedia, PullReceiver, is_unseen
 from tasuki.engine.handover.held_states import HeldSender
 from tasuki.engine.handover.leaving import LeftStates, SoleReceivers
 from tasuki.engine.request import (

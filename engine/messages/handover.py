@@ -12,7 +12,7 @@ from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.peer_values import Finite, Number
 from tasuki.transfer.reports import HandoverTimeline
 
-from .handed_pictures import HandedPicture
+from .pictures import HandedPicture
 from .reports import HitBreakdown, PrefillChoice, PullReport, RouteReport, TransferReport
 from .requests import LifeMark, PromptPicture, Purpose
 from .types import LossCause, Message, OfTransfer, RequestError, RequestId, TransferId

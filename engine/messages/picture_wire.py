@@ -11,7 +11,7 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.keys import DIGEST_BYTES, PictureDigest
 from tasuki.transfer.errors import PeerInvalid
 
-from .handed_pictures import MOST_PICTURES
+from .pictures import MOST_PICTURES
 from .transfer_proto import InvalidReserve
 
 _SHA256_BYTES = 32

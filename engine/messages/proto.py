@@ -13,7 +13,7 @@ from tasuki.pycache.packed import CacheEvent, EventGap
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.wire import Codec, Wire, numbered, numbers_of, rows
 
-from .picture_reports import PictureOutcome, PicturesReport, PictureUse
+from .pictures import PictureOutcome, PicturesReport, PictureUse
 from .reports import (
     DraftUse,
     EvictedCheckpoint,

@@ -24,7 +24,7 @@ from tasuki.transfer.peer_values import (
 )
 from tasuki.transfer.reports import HandoverTimeline
 
-from .picture_reports import PictureOutcome, PicturesReport, PictureStage
+from .pictures import PictureOutcome, PicturesReport, PictureStage
 from .types import Message, Targets
 
 TIERS = frozenset({"host", "disk"})

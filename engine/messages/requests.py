@@ -256,8 +256,7 @@ class Submit(Message):
     @cached_property
     def keys(self) -> Keys:
         """Return the prompt's keys. REQUIRES: the pictures are where the message places them."""
-        runs = [picture.run for picture in self.pictures]
-        return prompt_keys(PromptTokens(self.prompt), runs)
+        return prompt_keys(PromptTokens(self.prompt), [picture.run for picture in self.pictures])
 
     @property
     def answer_ids(self) -> tuple[RequestId, ...]:
@@ -364,10 +363,7 @@ class PromptScored(Message):
 def tokens_apart(messages: Iterable[Any]) -> Iterator[Any]:
     """Yield the messages in order, with each TokensOut split into one message per token."""
     for message in messages:
-        if isinstance(message, TokensOut):
-            yield from message.each()
-        else:
-            yield message
+        yield from message.each() if isinstance(message, TokensOut) else (message,)
 
 
 class Finished(Message):

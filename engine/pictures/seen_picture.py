@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tasuki.engine.messages import HitBreakdown, PictureOutcome, PicturesReport, PictureUse
-from tasuki.engine.messages.picture_reports import MOST_USES
+from tasuki.engine.messages.pictures import MOST_USES
 from tasuki.model.vision.prompt_positions import PictureKind
 
 from .placed import PlacedPicture, PlacedPictures

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasuki.engine.forward_plan import Fold, ForwardPlan, PlanError
+from tasuki.engine.forward_plan import Fold, ForwardPlan, Guess, PlanError
 from tasuki.engine.pictures.row_store import FindRows
 from tasuki.model.drafts import DraftStart, draft_tokens
 from tasuki.model.forward import Batch, LayerHooks, SequenceSlice
@@ -268,25 +268,27 @@ class CpuRunner:
         wanted = []
         for guess in plan.first_guesses:
             item = slices[guess.row]
-            sampling = self._sequences.sampling(int(rows.batch_indices[guess.row]))
             carried = carry[item.read_slot].to(self._model.weights.dtype)
-            token = item.token_ids[0]
-            wanted.append(
-                DraftStart(
-                    token,
-                    item.start,
-                    carried,
-                    item.pages,
-                    item.read_slot,
-                    sampling,
-                    guess.count,
-                    item.rope_delta,
-                )
-            )
+            wanted.append(self._start(guess, rows, item, item.token_ids[0], item.start, carried))
         found = draft_tokens(self._model, self._arena, wanted)
         for guess, drafts in zip(plan.first_guesses, found, strict=True):
             item = slices[guess.row]
             slices[guess.row] = replace(item, token_ids=[item.token_ids[0], *drafts])
+
+    def _start(
+        self,
+        guess: Guess,
+        rows: ResolvedRows,
+        item: SequenceSlice,
+        token: int,
+        position: int,
+        hidden: Tensor,
+    ) -> DraftStart:
+        """Return the start of a row's guesses: a token, its position, and the hidden state [width]
+        before it. item: the row's slice."""
+        sampling = self._sequences.sampling(int(rows.batch_indices[guess.row]))
+        place = token, position, hidden, item.pages, item.read_slot
+        return DraftStart(*place, sampling, guess.count, item.rope_delta)
 
     def _guess(
         self,
@@ -303,18 +305,8 @@ class CpuRunner:
         for guess in plan.guesses:
             row, tokens = guess.row, sampled.all_at(guess.row)
             held = len(tokens) if rows.verifies[row] else int(rows.lengths[row])
-            wanted.append(
-                DraftStart(
-                    tokens[-1].token,
-                    int(rows.starts[row]) + held,
-                    hidden[starts[row] + held - 1],
-                    slices[row].pages,
-                    slices[row].read_slot,
-                    self._sequences.sampling(int(rows.batch_indices[row])),
-                    guess.count,
-                    slices[row].rope_delta,
-                )
-            )
+            last, own = int(rows.starts[row]) + held, hidden[starts[row] + held - 1]
+            wanted.append(self._start(guess, rows, slices[row], tokens[-1].token, last, own))
         found = draft_tokens(self._model, self._arena, wanted)
         return {guess.row: drafts for guess, drafts in zip(plan.guesses, found, strict=True)}
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from tasuki.engine import messages as m
-from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
+from tasuki.engine.pictures.placed import PictureShape, PlacedPicture, Sight
 from tasuki.engine.pictures.row_store import PictureNumber
-from tasuki.engine.pictures.sight import Sight
 from tasuki.engine.request import Prefilling, Request
 
 from .picture_encoder import FailedPicture, PictureEncoder, PictureWork, no_work

@@ -310,14 +310,8 @@ class ForwardPlanner:
         flags = _VERIFIES if item.drafts else _DECODES if item.decodes else 0
         flags += item.drafts_at_index * _DRAFTS_AT_INDEX
         column[:] = (
-            batch_index,
-            item.start,
-            item.stop - item.start,
-            item.read_index,
-            item.write_index,
-            self._row_limits[batch_index],
-            item.num_sampled,
-            flags,
+            *(batch_index, item.start, item.stop - item.start, item.read_index, item.write_index),
+            *(self._row_limits[batch_index], item.num_sampled, flags),
         )
         known = item.request.token_slice(item.start, item.stop - len(item.drafts))
         return known + list(item.drafts)
