@@ -179,8 +179,7 @@ class EngineConfig:
     )
     disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB of all ranks")
     disk_write_budget: float | None = option(
-        None,
-        "long-run writes to disk_cache, MB/s, by the drive's endurance; not given: no bound",
+        None, "long-run writes to disk_cache, MB/s, by the drive's endurance; not given: no bound"
     )
     remote_cache: str | None = option(
         None,
@@ -195,8 +194,7 @@ class EngineConfig:
         None, "long-run writes to remote_cache, MB/s; not given: no bound"
     )
     remote_endpoint: str | None = option(
-        None,
-        "URL of the store with remote_cache; not given: AWS_ENDPOINT_URL, or else AWS itself",
+        None, "URL of the store with remote_cache; not given: AWS_ENDPOINT_URL, or else AWS itself"
     )
     remote_credentials: str | None = option(
         None,
@@ -324,6 +322,11 @@ class EngineConfig:
             raise EngineConfigError(f"host_cache_gib must be auto or above 0, not {host}")
         self._check_disk()
         self._check_remote()
+        for tier in ("disk", "remote"):
+            for name in (f"{tier}_cache_gib", f"{tier}_write_budget"):
+                value = getattr(self, name)
+                if value is not None and not 0 < value < float("inf"):
+                    raise EngineConfigError(f"{name} must be above 0, not {value}")
         for name in ("queue_timeout", "watchdog_timeout", "ttft_target", "rank_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds <= LONGEST_SECONDS:
@@ -354,10 +357,6 @@ class EngineConfig:
             raise EngineConfigError("disk_cache is below host memory: give host_cache_gib too")
         if self.disk_write_budget is not None and self.disk_cache is None:
             raise EngineConfigError("disk_write_budget is of disk_cache: give that too")
-        for name in ("disk_cache_gib", "disk_write_budget"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise EngineConfigError(f"{name} must be above 0, not {value}")
 
     def _check_remote(self) -> None:
         if (self.remote_cache is None) != (self.remote_cache_gib is None):
@@ -378,10 +377,6 @@ class EngineConfig:
         for name in ("remote_write_budget", "remote_endpoint", "remote_credentials"):
             if getattr(self, name) is not None and self.remote_cache is None:
                 raise EngineConfigError(f"{name} is of remote_cache: give that too")
-        for name in ("remote_cache_gib", "remote_write_budget"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise EngineConfigError(f"{name} must be above 0, not {value}")
 
     @property
     def compute_dtype(self) -> str:

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
-from tasuki.engine.parallel.collectives import Collectives
-from tasuki.engine.parallel.pictures import RowExchange
+from tasuki.engine.parallel.collectives import Collectives, GlooCollectives
 from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
-from tasuki.engine.pictures.sight import Sight
+from tasuki.engine.pictures.placed import Sight
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.logits import SampledTogether
 from tasuki.engine.speculation.draft_limit import DraftLimit
@@ -114,12 +113,11 @@ class EngineParts:
     collectives: Collectives | None = None
     tower: VisionTower | None = None
     sight: Sight | None = None
-    rows: RowExchange | None = None
+    rows: GlooCollectives | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
-        """Return the step counter of all ranks together, for a sender to wait for; None for one
-        rank."""
+        """Return the step counter of all ranks together, for a sender; None for one rank."""
         return None if self.shared is None else self.shared.agreed.steps
 
     @property
