@@ -209,8 +209,7 @@ class TransferEngine:
         layout = plane.contract.layout
         settings = SenderSettings(layers_per_window=layers_per_window, lease_seconds=lease_seconds)
         return cls(
-            Sender(layout, [plane.source(steps)], settings),
-            Receiver(layout, [plane.target()]),
+            Sender(layout, [plane.source(steps)], settings), Receiver(layout, [plane.target()])
         )
 
     def start(self) -> None:

@@ -28,12 +28,9 @@ Product: TypeAlias = Callable[[Tensor, Matrix], Tensor]
 
 
 class TritonEntries:
-    """Base class for storing the draft layer's KV, for prompts and decode steps.
-
-    read_slots: [B], the slot with the hidden state before each sequence's first token, by row of
-    the page table. product: multiplies x [T, k] by a transposed weight [n, k], without a sum over
-    ranks.
-    """
+    """Base class for storing the draft layer's KV, for prompts and decode steps. read_slots: [B],
+    the slot with the hidden state before each sequence's first token, by row of the page table.
+    product: multiplies x [T, k] by a transposed weight [n, k], without a sum over ranks."""
 
     def __init__(
         self,

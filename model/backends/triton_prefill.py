@@ -16,11 +16,7 @@ from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import Batch, Phase, Reduce, RowSpan
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
-from tasuki.model.ops.attention.qk_norm_rope_gate import (
-    RopeAxes,
-    TokenPlaces,
-    qk_norm_rope_gate,
-)
+from tasuki.model.ops.attention.qk_norm_rope_gate import RopeAxes, TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlan, plan_gdn_prefill
 from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu

@@ -16,10 +16,7 @@ from .ecma_pattern import rust_pattern
 from .grammar import GrammarError
 
 FORMATS = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-        "uri",
-    )
+    (*("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"), "uri")
 )
 """The string formats supported in JSON schemas."""
 MOST_IGNORED_FORMATS = 16

@@ -52,11 +52,8 @@ def clip_patches(
     frames: Sequence[Tensor], rules: PixelRules, clip: ClipRules
 ) -> tuple[PicturePatches, ...]:
     """Resize a clip's sampled frames, and divide them into patches. Return one picture for each
-    group of `rules.frames` frames.
-
-    frames: [height, width, 3] uint8, of equal size. If the last group is not full, the last frame
-    is repeated. Raises PictureError.
-    """
+    group of `rules.frames` frames. frames: [height, width, 3] uint8, of equal size. If the last
+    group is not full, the last frame is repeated. Raises PictureError."""
     if not frames:
         raise PictureError("a clip has no frames; give one frame or more")
     for frame in frames:
@@ -90,10 +87,8 @@ def patches_of(frames: Sequence[Tensor], rules: PixelRules) -> PicturePatches:
 
 def normalised(levels: Tensor, rules: PixelRules) -> Tensor:
     """Return colour levels [patches, values] uint8 as numbers [patches, values] float32 for the
-    tower.
-
-    A number is (level / 255 - mean) / deviation, with the mean and deviation of its colour.
-    """
+    tower. A number is (level / 255 - mean) / deviation, with the mean and deviation of its
+    colour."""
     return looked_up(levels, level_numbers(rules).to(levels.device))
 
 

@@ -212,8 +212,7 @@ def _fitted(given: Size, frames: int, counted: int, rules: PixelRules, limits: _
     if counted * found.pixels < limits.least:
         grow = math.sqrt(limits.least / (frames * height * width))
         return Size(
-            math.ceil(height * grow / factor) * factor,
-            math.ceil(width * grow / factor) * factor,
+            math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
         )
     return found
 

@@ -74,11 +74,7 @@ def _learned(
 
 
 def _block(
-    x: Tensor,
-    places: Sequence[tuple[int, int]],
-    name: str,
-    tensors: Tensors,
-    config: VisionConfig,
+    x: Tensor, places: Sequence[tuple[int, int]], name: str, tensors: Tensors, config: VisionConfig
 ) -> Tensor:
     hidden, size = config.hidden, config.head_dim
     mixed = _affine(_layer_norm(x, f"{name}.norm1", tensors, config), f"{name}.attn.qkv", tensors)
@@ -127,10 +123,7 @@ def reference_positions(
     tokens: Sequence[int], grids: Sequence[PictureGrid], ids: PictureTokens
 ) -> tuple[Tensor, int]:
     """Return the three-axis positions [3, tokens] int64 and the delta of a valid prompt, computed
-    token by token.
-
-    grids: grids of the prompt's pictures, in their order.
-    """
+    token by token. grids: grids of the prompt's pictures, in their order."""
     found: list[tuple[int, int, int]] = []
     next_position, place = 0, 0
     waiting: Callable[[], PictureGrid] = iter(grids).__next__

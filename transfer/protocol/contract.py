@@ -11,11 +11,7 @@ WIRE_VERSION = 12
 NOT_USED = "(not used)"
 _CARRIED = frozenset({"tensor_parallel"})
 """Required contract fields allowed to differ between the nodes."""
-_FLAGS = {
-    "wire_kv": "--wire-kv",
-    "wire_state": "--wire-state",
-    "draft_layers": "--draft-layer",
-}
+_FLAGS = {"wire_kv": "--wire-kv", "wire_state": "--wire-state", "draft_layers": "--draft-layer"}
 """Command-line flag setting each contract field, by field. A layout names those of its fields."""
 _DTYPE, _STORED = "--dtype", "--kv-dtype"
 """Flags of the dtype, and of what follows it by default. If fields of both differ, only the first

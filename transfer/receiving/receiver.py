@@ -54,10 +54,7 @@ class ReceiverCounters:
 
 class Receiver:
     def __init__(
-        self,
-        layout: CacheLayout,
-        arenas: Sequence[TargetArena],
-        clock: Clock = time.monotonic,
+        self, layout: CacheLayout, arenas: Sequence[TargetArena], clock: Clock = time.monotonic
     ) -> None:
         """layout: layout of a single rank with all heads. arenas: this node's arenas written by
         peers."""
@@ -93,9 +90,7 @@ class Receiver:
 
     def expect(self, transfer_id: int, generation: int, destination: Destination) -> None:
         """Count the transfer's layer chunks from now on. Call it before the destination is sent.
-
-        Raises OutOfBounds on ids outside this node's arenas, DuplicateTransfer.
-        """
+        Raises OutOfBounds on ids outside this node's arenas, DuplicateTransfer."""
         for arena in self._arenas:
             destination.check(arena.part(self._layout), arena.slabs)
         changed = threading.Condition(self._lock)

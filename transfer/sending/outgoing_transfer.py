@@ -208,13 +208,7 @@ class OutgoingTransfer:
         self._bytes += posted.bytes
         self._digests.append(ChunkDigest(header, digest))
         self._timeline.append(
-            ChunkTiming(
-                header.sequence,
-                *self._finished(posted),
-                at,
-                now,
-                posted.bytes,
-            )
+            ChunkTiming(header.sequence, *self._finished(posted), at, now, posted.bytes)
         )
 
     def _finished(self, posted: Posted) -> tuple[tuple[float, ...], float]:

@@ -32,15 +32,7 @@ from tasuki.model.backends.base import (
 from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.drafts import DraftHead, NoDraftLayer
-from tasuki.model.forward import (
-    Batch,
-    Gather,
-    LayerHooks,
-    NullHooks,
-    RowSpan,
-    one_rank,
-    put_rows,
-)
+from tasuki.model.forward import Batch, Gather, LayerHooks, NullHooks, RowSpan, one_rank, put_rows
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import DraftWeights, GdnWeights, LayerWeights

@@ -206,12 +206,7 @@ class NixlTransport(Transport):
         with contextlib.suppress(Exception):
             self._agent.remove_remote_agent(agent)
 
-    def post(
-        self,
-        endpoint: Endpoint,
-        segments: Segments,
-        notification: bytes,
-    ) -> Transfer:
+    def post(self, endpoint: Endpoint, segments: Segments, notification: bytes) -> Transfer:
         assert isinstance(endpoint, _NixlEndpoint)
         with self._lock:
             region = self._registered()

@@ -81,9 +81,7 @@ def naive_store_segments(
         target[remote : remote + length] = source[local : local + length]
 
 
-@triton.jit(
-    do_not_specialize=["source", "target", "gate", "permission", "pieces", "turn", "flag"],
-)
+@triton.jit(do_not_specialize=["source", "target", "gate", "permission", "pieces", "turn", "flag"])
 def _store_kernel(
     source, target, gate, permission, table, segments, turn, flag, CHUNK: tl.constexpr
 ):

@@ -260,12 +260,7 @@ class PeerCopyTransport(Transport):
             if theirs[0] != own and not torch.cuda.can_device_access_peer(own, theirs[0]):
                 raise TransportError(f"GPU {own} cannot access the memory of GPU {theirs[0]}")
 
-    def post(
-        self,
-        endpoint: Endpoint,
-        segments: Segments,
-        notification: bytes,
-    ) -> Transfer:
+    def post(self, endpoint: Endpoint, segments: Segments, notification: bytes) -> Transfer:
         (posted,) = self.post_all(endpoint, [Write(segments, notification)])
         if isinstance(posted, Exception):
             raise posted
