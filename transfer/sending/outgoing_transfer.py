@@ -157,15 +157,12 @@ class OutgoingTransfer:
         if self._planned_end is None and plan.first_logical_page > lacks:
             raise ChunkPlanError(
                 f"transfer {self.transfer_id}: the first plan starts at page "
-                f"{plan.first_logical_page}, the "
-                f"receiver lacks pages from {lacks}"
+                f"{plan.first_logical_page}, the receiver lacks pages from {lacks}"
             )
         if self._planned_end is not None and plan.first_logical_page != self._planned_end:
             raise ChunkPlanError(
-                f"transfer {self.transfer_id}: a plan starts at page "
-                f"{plan.first_logical_page}, the "
-                "one "
-                f"before ended at {self._planned_end}; plan whole pages, each once"
+                f"transfer {self.transfer_id}: a plan starts at page {plan.first_logical_page}, "
+                f"the one before ended at {self._planned_end}; plan whole pages, each once"
             )
         return plan.end_logical_page
 
