@@ -18,7 +18,6 @@ from tasuki.model.backends.triton_entries import (
     fold_carry,
 )
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.families.qwen3_5.reader import config_of, load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.forward import Batch, FoldRows, SequenceSlice
@@ -43,7 +42,7 @@ from tests.harness.goldens import (
     model_cases,
     reference_dir,
 )
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import config_of, load_config, load_weights
 
 from .tensors import DTYPE_NAMES, close
 
