@@ -232,9 +232,9 @@ class TritonDecode:
 
     def step_entries(self) -> StepEntries:
         batch = self._batch
-        slots = batch.read_slots, batch.write_slots
         return StepEntries(
-            self._config, self._rotary, self._places, slots, self._product, self._side
+            *(self._config, self._rotary, self._places, batch.read_slots, self._product),
+            *(batch.write_slots, self._side),
         )
 
     def drafts(self, counts: Tensor) -> TritonDraft:

@@ -144,24 +144,16 @@ def _padded(table: Tensor) -> Tensor:
     return functional.pad(table, (0, -table.shape[-1] % 16))
 
 
+@dataclass(frozen=True)
 class TritonPrefill:
-    """Triton's `Operators` of one forward over prompts."""
+    """Triton's `Operators` of one forward over prompts. rotary: angles from `rotary_cache`; side: a
+    second stream to run the shared expert in parallel with the routed experts."""
 
-    def __init__(
-        self,
-        config: DeltaNetConfig,
-        plan: PrefillPlan,
-        rotary: Tensor,
-        side: torch.cuda.Stream,
-        reduce: Reduce,
-    ) -> None:
-        """rotary: angles from `rotary_cache`; side: a second stream to run the shared expert in
-        parallel with the routed experts."""
-        self._config = config
-        self._plan = plan
-        self._rotary = rotary
-        self._side = side
-        self._reduce = reduce
+    config: DeltaNetConfig
+    plan: PrefillPlan
+    rotary: Tensor
+    side: torch.cuda.Stream
+    reduce: Reduce
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
@@ -175,55 +167,56 @@ class TritonPrefill:
         return phase_product(self._normed(branch, residual, norm)[0], weight, Phase.STEP)
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
-        return self._reduce(self._product(x, weight))
+        return self.reduce(self._product(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
-        return gdn_prefill(projected, weights, self._config, conv, ssm, self._plan.gdn)
+        return gdn_prefill(projected, weights, self.config, conv, ssm, self.plan.gdn)
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
-        places = self._plan.places
-        q = qk_norm_rope_gate(projected, weights, self._config, self._rotary, places, kv)
+        places = self.plan.places
+        q = qk_norm_rope_gate(projected, weights, self.config, self.rotary, places, kv)
         return paged_attention_prefill(
-            q, projected, self._config, kv, places.page_table, self._plan.tiles
+            q, projected, self.config, kv, places.page_table, self.plan.tiles
         )
 
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
-        x, residual = add_rms_norm(branch, residual, norm, self._config.norm_eps)
+        x, residual = add_rms_norm(branch, residual, norm, self.config.norm_eps)
         if isinstance(weights, MoeWeights):
-            return self._reduce(self._moe(x, weights)), residual
-        return self._reduce(self._mlp(x, weights)), residual
+            return self.reduce(self._moe(x, weights)), residual
+        return self.reduce(self._mlp(x, weights)), residual
 
     def entries(self) -> PromptEntries:
-        plan = self._plan
+        plan = self.plan
         assert plan.carry is not None, "the config has no draft layer"
         return PromptEntries(
-            *(self._config, self._rotary, plan.entry_places, plan.carry, self._product),
-            plan.pictures,
+            *(self.config, self.rotary, plan.entry_places, plan.carry.read_slots, self._product),
+            plan.carry,
+            pictures=plan.pictures,
         )
 
     def _normed(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor
     ) -> tuple[Tensor, Tensor]:
-        eps = self._config.norm_eps
+        eps = self.config.norm_eps
         if branch is None:
             return rms_norm(residual, norm, eps), residual
         return add_rms_norm(branch, residual, norm, eps)
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
         """Return x [T, k] times weight [n, k] transposed, without a sum over ranks."""
-        return self._plan.phases.each(x, lambda x, part: phase_product(x, weight, part.phase))
+        return self.plan.phases.each(x, lambda x, part: phase_product(x, weight, part.phase))
 
     def _mlp(self, x: Tensor, weights: MlpWeights) -> Tensor:
         def compute(x: Tensor, part: PhasePart) -> Tensor:
             both = phase_product(x, weights.gate_up, part.phase)
             return phase_swiglu(both, weights.down, part.phase)
 
-        return self._plan.phases.each(x, compute)
+        return self.plan.phases.each(x, compute)
 
     def _moe(self, x: Tensor, weights: MoeWeights) -> Tensor:
         def compute(x: Tensor, part: PhasePart) -> Tensor:
-            return moe(x, weights, self._config, part.rows, self._side, part.phase)
+            return moe(x, weights, self.config, part.rows, self.side, part.phase)
 
-        return self._plan.phases.each(x, compute)
+        return self.plan.phases.each(x, compute)
