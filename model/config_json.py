@@ -50,9 +50,7 @@ class ConfigFields:
     def size(self, name: str, default: int | None = None) -> int:
         """Return the field as a positive integer. Raises ModelConfigError for another value, or if
         the field is missing without a default."""
-        value = self.get(name, default)
-        if value is None:
-            raise self.error(name, "is missing", "copy it from the published config")
+        value = self._present(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(name, f"is {value!r}", "use a positive integer")
         return value
@@ -60,9 +58,7 @@ class ConfigFields:
     def number(self, name: str, default: float | None = None) -> float:
         """Return the field as a positive, finite number. Raises ModelConfigError for another value,
         or if the field is missing without a default."""
-        value = self.get(name, default)
-        if value is None:
-            raise self.error(name, "is missing", "copy it from the published config")
+        value = self._present(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST:
             raise self.error(name, f"is {value!r:.40}", "use a positive, finite number")
         return float(value)
@@ -91,6 +87,12 @@ class ConfigFields:
             raise self.error(name, "is not an object", "copy the published one")
         return ConfigFields(value, self.source, f"{self.within}{name}.")
 
+    def _present(self, name: str, default: object) -> Any:
+        value = self.get(name, default)
+        if value is None:
+            raise self.error(name, "is missing", "copy it from the published config")
+        return value
+
     def error(self, name: str, what: str, fix: str) -> ModelConfigError:
         return ModelConfigError(f"{self.source}: {self.within}{name} {what}; {fix}")
 
@@ -110,6 +112,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ModelConfigError(f"{path}: holds no JSON object; fetch the file again")
     return raw
+
+
+def _raw_or_empty(directory: Path) -> tuple[dict[str, Any], str]:
+    """Return a folder's config.json and its path. It is empty if it cannot be read, because the
+    reader of the shape reports this."""
+    path = directory / "config.json"
+    try:
+        return read_json(path), str(path)
+    except ModelConfigError:
+        return {}, str(path)
 
 
 _MOST_TOKENS = 2**31
@@ -190,13 +202,8 @@ class QuantizationConfig:
         """Return the quantisation settings in a folder's config.json, at any nesting level used by
         publishers. If the file cannot be read, return settings without a method. Raises
         ModelConfigError."""
-        path = directory / "config.json"
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            # The reader of the shape reports this. A folder of weights alone may be read too.
-            return QuantizationConfig()
-        return QuantizationConfig.from_dict(raw if isinstance(raw, dict) else {}, str(path))
+        # A folder of weights alone may be read too.
+        return QuantizationConfig.from_dict(*_raw_or_empty(directory))
 
     @staticmethod
     def from_dict(raw: dict[str, Any], source: str = "config") -> "QuantizationConfig":
@@ -255,13 +262,7 @@ _OFF = "one layer over the model's own embedding is served; give --draft-layer o
 def check_draft_layer_config(directory: Path) -> None:
     """Check the config of a checkpoint folder with a draft layer: at most one such layer, over the
     model's own embedding. Do nothing if config.json cannot be read. Raises ModelConfigError."""
-    path = directory / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        # The reader of the shape reports this.
-        return
-    outer = ConfigFields(raw if isinstance(raw, dict) else {}, str(path))
+    outer = ConfigFields(*_raw_or_empty(directory))
     for fields in (outer, outer.object("text_config")):
         if fields is None:
             continue
