@@ -51,6 +51,13 @@ def count(value: int, field: str, most: int = MOST_BYTES) -> int:
     return value
 
 
+def integer(value: object, most: int = (1 << 48) - 1) -> int:
+    """Return a number of parsed JSON in [0, most]. Raises ValueError for anything else."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"a number is not in [0, {most}]")
+    return value
+
+
 def name(value: str, field: str, longest: int = LONGEST_NAME) -> str:
     """Return the name if it has at most `longest` printable characters: it is shown unchanged in
     logs, metrics and pages. Raises PeerInvalid."""

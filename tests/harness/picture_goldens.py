@@ -21,7 +21,7 @@ from tasuki.model.ops.attention.rope import RotaryAngles
 from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.picture_file import PictureBounds, decode
-from tasuki.model.vision.pixels import PicturePatches, clip_patches, image_patches
+from tasuki.model.vision.pixels import PicturePatches, image_patches
 from tasuki.model.vision.processor import ClipRules, PixelRules
 from tasuki.model.vision.prompt_positions import (
     PictureKind,
@@ -32,6 +32,7 @@ from tasuki.model.vision.prompt_positions import (
 )
 from tasuki.model.vision.tower import VisionTower
 from tasuki.model.vision.weights import load_tower_weights
+from tests.harness.clip_frames import clip_patches
 from tests.harness.goldens import BESIDE
 from tests.harness.qwen35 import load_config, load_weights
 

@@ -196,19 +196,6 @@ class Digester(ABC):
             for chunk in chunks
         ]
 
-    def digest(
-        self,
-        transfer_id: int,
-        generation: int,
-        header: ChunkHeader,
-        pages: Sequence[int],
-        slot: int | None,
-    ) -> int:
-        """Return the digest of one layer chunk, equal to digest_all's. pages, slot: ids in the
-        arena."""
-        chunk = ArenaChunk(transfer_id, generation, header, tuple(pages), slot)
-        return self.digest_all([chunk])[0]
-
 
 class ChunkDigester(Digester):
     """Digester of one arena in host memory; runs on the calling thread without the GIL. memory: the

@@ -67,13 +67,8 @@ class _RoutedTransfer(Transfer):
 
 
 @dataclass(frozen=True)
-class _RoutedHeld(HeldTransfer):
-    member: Transport
+class _RoutedHeld(_RoutedTransfer, HeldTransfer):
     transfer: HeldTransfer
-
-    @property
-    def ended_at(self) -> float | None:
-        return self.transfer.ended_at
 
     @property
     def posted_at(self) -> float | None:
@@ -217,11 +212,11 @@ class RoutedTransport(Transport):
         transfer.member.cancel(transfer.transfer)
 
     def poll(self, transfer: Transfer) -> TransferState:
-        assert isinstance(transfer, _RoutedTransfer | _RoutedHeld)
+        assert isinstance(transfer, _RoutedTransfer)
         return transfer.member.poll(transfer.transfer)
 
     def release(self, transfer: Transfer) -> None:
-        assert isinstance(transfer, _RoutedTransfer | _RoutedHeld)
+        assert isinstance(transfer, _RoutedTransfer)
         transfer.member.release(transfer.transfer)
 
     def notifications(self) -> list[bytes]:

@@ -86,14 +86,7 @@ class _PeerTransfer(Transfer):
         return self.posted.ended_at
 
 
-@dataclass(eq=False)
-class _PeerHeld(HeldTransfer):
-    posted: PeerTransfer
-
-    @property
-    def ended_at(self) -> float | None:
-        return self.posted.ended_at
-
+class _PeerHeld(_PeerTransfer, HeldTransfer):
     @property
     def posted_at(self) -> float | None:
         return self.posted.posted_at
@@ -318,7 +311,7 @@ class PeerCopyTransport(Transport):
         self._registered()[1].cancel(transfer.posted)
 
     def poll(self, transfer: Transfer) -> TransferState:
-        assert isinstance(transfer, _PeerTransfer | _PeerHeld)
+        assert isinstance(transfer, _PeerTransfer)
         match transfer.posted.outcome:
             case PeerOutcome.PENDING:
                 return TransferState.PENDING
@@ -329,7 +322,7 @@ class PeerCopyTransport(Transport):
         raise TransportError(f"peer_copy: {transfer.posted.why}")
 
     def release(self, transfer: Transfer) -> None:
-        assert isinstance(transfer, _PeerTransfer | _PeerHeld)
+        assert isinstance(transfer, _PeerTransfer)
         transfer.posted.release()
 
     def notifications(self) -> list[bytes]:

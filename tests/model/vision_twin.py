@@ -1,4 +1,4 @@
-"""Simple reference implementations of the vision tower and of a prompt's positions, for tests.
+"""Simple reference implementations of the vision tower and of a prompt's positions.
 
 Written from the published description, not from the served path. Each patch, head and token is
 computed on its own in float32 from the published tensors, by their published names. Slow: tens of
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .config import PictureTokens, VisionConfig
-from .grid import PictureGrid
+from tasuki.model.vision.config import PictureTokens, VisionConfig
+from tasuki.model.vision.grid import PictureGrid
 
 Tensors = Mapping[str, Tensor]
 """The tower's published tensors, by name without the prefix, such as `blocks.0.norm1.weight`."""
