@@ -87,7 +87,7 @@ class ConfigFields:
             raise self.error(name, "is not an object", "copy the published one")
         return ConfigFields(value, self.source, f"{self.within}{name}.")
 
-    def _present(self, name: str, default: object) -> Any:
+    def _present(self, name: str, default: Any) -> Any:
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "is missing", "copy it from the published config")
@@ -140,8 +140,7 @@ class ConfigFile:
 
     @staticmethod
     def load(directory: Path | str) -> "ConfigFile":
-        """Read a folder's config.json and, if present, generation_config.json. Raises
-        ModelConfigError."""
+        """Read a folder's config.json and any generation_config.json. Raises ModelConfigError."""
         path = Path(directory) / "config.json"
         generation = Path(directory) / "generation_config.json"
         extra = read_json(generation) if generation.exists() else {}
@@ -236,8 +235,7 @@ def _read(fields: ConfigFields) -> QuantizationConfig:
 
 
 def _refuse_transforms(fields: ConfigFields) -> None:
-    """Raise ModelConfigError if, by the config, weights were transformed or made sparse before
-    storage."""
+    """Raise ModelConfigError if, by the config, stored weights are transformed or sparse."""
     if fields.object("transform_config") is not None:
         raise fields.error(
             "transform_config",
@@ -385,8 +383,7 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def _given(rope: ConfigFields, name: str) -> float | None:
-    """Return the field as a number; None if it is absent, null or 0. transformers treats 0 as
-    absent too."""
+    """Return the field as a number; None if it is absent, null or, as in transformers, 0."""
     return rope.number(name) if rope.get(name) else None
 
 

@@ -42,8 +42,7 @@ class Arena:
     ) -> None:
         """key: name of this arena among the node's arenas; by default the node's only one. layout:
         the layout with one rank's share of the heads. slabs: number of slabs in the arena. memory:
-        zeros, uint8 [slabs * slab_bytes], for this arena to use; by default the arena allocates its
-        memory."""
+        zeros, uint8 [slabs * slab_bytes], for this arena to use; by default allocated here."""
         self.key = key
         self.layout = layout
         self.slabs = slabs

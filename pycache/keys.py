@@ -55,8 +55,7 @@ class PictureSource:
 
     @property
     def digest(self) -> PictureDigest:
-        """Return the picture's digest. Fields are framed by their lengths, so no two records have
-        the same bytes."""
+        """Return the picture's digest. Framed fields give no two records the same bytes."""
         fields = (
             SCHEME,
             self.kind.encode(),

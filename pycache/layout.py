@@ -272,8 +272,7 @@ def rank_layout(layout: CacheLayout, ranks: int, rank: int) -> CacheLayout:
 
 class Place(Enum):
     DEVICE = "device"
-    """The memory read by the model's layers: a GPU's memory, or host memory if the model runs on a
-    CPU."""
+    """The memory read by the model's layers: a GPU's, or the host's for a model on a CPU."""
     HOST = "host"
     """Host memory as a tier below a GPU's memory."""
 

@@ -41,8 +41,7 @@ Cut = Whole | Heads | Segments
 
 
 def itemsize(dtype: str) -> int:
-    """Return the size in bytes of one element of this dtype. Raises KeyError for an unknown
-    dtype."""
+    """Return the bytes of one element of this dtype. Raises KeyError for an unknown one."""
     return _SIZES[dtype]
 
 
@@ -176,8 +175,7 @@ class LayerCache:
 
     @cached_property
     def block_runs(self) -> tuple[tuple[int, int], ...]:
-        """Return (heads, bytes of a head) of a block's runs, end to end: its heads, then each whole
-        part."""
+        """Return (heads, bytes of a head) of a block's runs: its heads, then each whole part."""
         heads = ((self.heads, self.head_bytes),) if self.by_heads else ()
         return heads + tuple(run for part in self.whole for run in part.runs)
 

@@ -34,8 +34,7 @@ class ProcessIdentity:
         return ProcessIdentity(boot_id, namespace, os.getpid(), _start_ticks(os.getpid()))
 
     def here(self) -> bool:
-        """Return True if the process's pid means the same process to this node: same boot and pid
-        namespace."""
+        """Return True if the pid means the same process here: same boot and pid namespace."""
         return (self.boot_id, self.pid_namespace) == _host()
 
 

@@ -46,8 +46,7 @@ class ChunkTiming:
 
     @property
     def finished(self) -> float:
-        """Return the time when the chunk's last layer was finished: the earliest possible time for
-        sending it."""
+        """Return the finish time of the chunk's last layer, before which it cannot be sent."""
         return self.layers_finished[-1]
 
 

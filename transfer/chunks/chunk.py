@@ -46,8 +46,7 @@ class FinishedLayers:
     def long_finished(
         cls, first_logical_page: int, local_pages: tuple[int, ...], state_slot: int
     ) -> "FinishedLayers":
-        """Return the plan for layers finished by earlier forwards: their chunks may be sent
-        immediately."""
+        """Return the plan for layers finished by earlier forwards: their chunks may go at once."""
         return cls(_BEFORE_ANY_TICK, first_logical_page, local_pages, state_slot)
 
     @property
@@ -59,8 +58,7 @@ class FinishedLayers:
         return self.first_logical_page + len(self.local_pages)
 
     def without_pages_before(self, logical_page: int) -> "FinishedLayers":
-        """Return this plan without the pages before `logical_page`: the receiver has them
-        already."""
+        """Return this plan without the pages before `logical_page`, which the receiver has."""
         held = min(max(logical_page - self.first_logical_page, 0), len(self.local_pages))
         return replace(
             self,

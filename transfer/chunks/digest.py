@@ -35,8 +35,7 @@ _NOTHING = np.empty(0, dtype=np.int64)
 _WORD = 8
 """Bytes of a word, the unit of summing in a digest."""
 _STATE = 2**32
-"""Number of a state in a digest, in the place of a page's logical index; no prompt has so many
-pages."""
+"""Number of a state in a digest, in place of a page's index; no prompt has so many pages."""
 _HEAD_SHIFT = 33
 """Left shift in bits for a head's number, so it lies above the number of a page or a state."""
 Parts = list[tuple[int, int, int]]
@@ -168,13 +167,11 @@ def chunk_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> Windo
 
 
 class Digester(ABC):
-    """Digester (computes digests of 64 bits) of layer chunks in one arena, in host or GPU
-    memory."""
+    """Digester (of 64 bits) of layer chunks in one arena, in host or GPU memory."""
 
     @property
     def of_gpu(self) -> GpuDigester | None:
-        """Return the compiled digester used together with a GPU's transfers; None for an arena in
-        host memory."""
+        """Return the compiled digester for a GPU's transfers; None for an arena in host memory."""
         return None
 
     @abstractmethod

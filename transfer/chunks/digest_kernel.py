@@ -36,8 +36,7 @@ _WARPS = 4
 class GpuChunkDigester(Digester):
     """Digester of one arena in a GPU's memory; launches, waits and reads back without the GIL
     (cpp_cache/dataplane/gpu_digester.h). memory: the arena's bytes, uint8 [slabs * slab_bytes] on
-    the device, shared and never copied. sizes: sizes of units on the wire; the layout's own by
-    default."""
+    the device, shared and never copied. sizes: of units on the wire; by default the layout's."""
 
     def __init__(
         self, memory: torch.Tensor, layout: CacheLayout, sizes: UnitSizes | None = None
@@ -66,8 +65,7 @@ class GpuChunkDigester(Digester):
         return self._digester
 
     def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
-        """Return the digests; blocks until the GPU has computed them. Waits for the digester's own
-        stream only."""
+        """Return the digests; blocks for the GPU, and only for the digester's own stream."""
         return self._digester.digest_all([chunk.places for chunk in chunks])
 
     def digest_rows(self, rows: ChunkRows) -> int:

@@ -35,8 +35,7 @@ def progress_to_wire(progress: NodeProgress) -> handover_pb2.Progress:
 
 
 def progress_from_wire(message: handover_pb2.Progress) -> NodeProgress | None:
-    """Return a peer's progress from its message; None if a duration is NaN, infinite or
-    negative."""
+    """Return a peer's progress from its message; None unless durations are finite and >= 0."""
     seconds = (message.engine_seconds, message.front_seconds)
     if not all(math.isfinite(part) and part >= 0 for part in seconds):
         return None

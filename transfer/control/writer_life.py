@@ -90,8 +90,7 @@ class WatchedProcess:
 
 
 class WriterLife:
-    """Life of one writer: its lease and its process. Thread rule: one thread changes it, any thread
-    reads it."""
+    """Life of one writer: its lease and its process. Thread rule: one thread changes, any reads."""
 
     def __init__(
         self,
@@ -131,14 +130,12 @@ class WriterLife:
         self._lost = True
 
     def facts(self) -> WriterFacts:
-        """Return the facts known about the writer now: the time of its death, and of the last
-        answer."""
+        """Return the known times of the writer's death and of the last answer."""
         died = None if self._process is None else self._process.died()
         return WriterFacts(died, self._answered if self._lost else None)
 
     def terms(self, acknowledge: float, patience: float) -> FenceTerms:
-        """Return the durations for fencing the writer's bytes. acknowledge, patience: fields of
-        FenceTerms."""
+        """Return the durations for fencing the writer. acknowledge, patience: as in FenceTerms."""
         margin = self._lease + self._retry
         return FenceTerms(margin, self._retry, self._settle, acknowledge, patience)
 

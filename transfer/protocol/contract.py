@@ -20,8 +20,7 @@ is named as the fix."""
 
 @dataclass(frozen=True)
 class Difference:
-    """Contract field with different values on the two nodes. ours: this node's value. theirs: the
-    peer's."""
+    """Contract field with different values. ours: this node's value. theirs: the peer's."""
 
     field: str
     ours: str

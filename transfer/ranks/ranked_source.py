@@ -121,8 +121,7 @@ class RankedSource:
 
     @property
     def sizes(self) -> UnitSizes:
-        """Return the unit sizes, each byte counted once; the receiver's ranks may need several
-        copies."""
+        """Return the unit sizes, each byte once; receiving ranks may need several copies."""
         return self._ours.layout
 
     def toward(self, theirs: RankSpans, slabs: int) -> "RankedSource":

@@ -77,8 +77,7 @@ class RankRegion(Protocol):
     none of the memory. Any thread."""
 
     def register(self, transport: Transport) -> None:
-        """Register the memory region of all ranks with the transport, once. Raises
-        TransportError."""
+        """Register all ranks' memory with the transport, once. Raises TransportError."""
 
     def digester(self) -> Digester:
         """Return a digester of layer chunks anywhere in the region of all ranks."""

@@ -101,8 +101,7 @@ class IncomingTransfer:
         return bool(self._states[layer])
 
     def spoil(self, header: ChunkHeader) -> None:
-        """Mark the transfer as failing verification: a decoded chunk was sent again, and may have
-        been overwritten."""
+        """Make verification fail: a decoded chunk was sent again, and may be overwritten."""
         self._spoiled = header.sequence
 
     def missing(self, sent: Sequence[ChunkDigest]) -> list[int]:
@@ -185,8 +184,7 @@ class LayerBarrier:
         return over or self._incoming.layer_arrived(layer)
 
     def close(self) -> None:
-        """Close the barrier: it lets no thread through any more, even for arrived layers.
-        Idempotent."""
+        """Close the barrier: it lets no thread through, even for arrived layers. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -79,8 +79,7 @@ class TargetArena:
         return by_heads if self.spans is not None and self.spans.ranks > 1 else (0, *by_heads)
 
     def part(self, layout: CacheLayout) -> CacheLayout:
-        """Return the layout of each rank's arena. layout: layout of a single rank with all
-        heads."""
+        """Return the layout of each rank's arena. layout: of a single rank with all heads."""
         return layout if self.spans is None else self.spans.part
 
     def digestible(self, chunk: ArenaChunk, code: int) -> Digestible:

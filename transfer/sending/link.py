@@ -20,11 +20,9 @@ from tasuki.utils.signatures import Clock
 from .chunk_source import ChunkSource, DirectSource
 
 _KEPT = 0.95
-"""Factor on the sums of earlier chunks at each further chunk: about the last twenty chunks
-decide."""
+"""Factor on the sums at each further chunk: about the last twenty chunks decide."""
 _LEAST_SPREAD = 0.05
-"""Least standard deviation of chunk sizes, as a share of their mean, for separating latency and
-speed."""
+"""Least deviation of chunk sizes, as a share of their mean, to separate latency and speed."""
 
 _SLACK = 4.0
 _SLOWEST_BYTE_SECONDS = 1e-6
@@ -74,8 +72,7 @@ class LinkCost:
         return None if cost is None else cost.chunk_seconds + size * cost.byte_seconds
 
     def patience(self) -> float:
-        """Return a time limit in seconds: enough for flushing the bytes in flight several times
-        over."""
+        """Return a time limit in seconds: several times that of flushing the bytes in flight."""
         size = self.in_flight_bytes
         known = self.seconds_for(size)
         return _SLACK * (size * _SLOWEST_BYTE_SECONDS if known is None else known)
@@ -128,8 +125,7 @@ class SourceArena:
     ranks: int = 1
 
     def part(self, layout: CacheLayout) -> CacheLayout:
-        """Return the layout of each rank's arena. layout: layout of a single rank with all
-        heads."""
+        """Return the layout of each rank's arena. layout: of a single rank with all heads."""
         return layout if self.ranks == 1 else rank_layout(layout, self.ranks, 0)
 
     @staticmethod
@@ -266,7 +262,6 @@ class WriteLeases:
             del self._leaving[name]
 
     def has_endpoint(self, name: str) -> bool:
-        """Return True if the peer is connected, or is removed and its endpoints are not closed
-        yet."""
+        """Return True if the peer is connected, or removed with endpoints still open."""
         with self._lock:
             return name in self._peers or name in self._leaving

@@ -108,8 +108,7 @@ class OutgoingTransfer:
 
     @property
     def has_something_to_end(self) -> bool:
-        """Return True if a chunk is in flight, the transfer is stopped, or its last chunk was
-        taken."""
+        """Return True if a chunk is in flight, the last one was taken, or it is stopped."""
         if self.posted or self.stop_reason is not None:
             return True
         return self._last_planned and not self.waiting
@@ -190,8 +189,7 @@ class OutgoingTransfer:
         return next_tick is not None and next_tick <= tick
 
     def take_ready(self, tick: float) -> LayerChunk | None:
-        """Take the next chunk from the queue; None if its layers need a step above `tick`, or no
-        chunk waits."""
+        """Take the next waiting chunk; None without one, or if it needs a step above `tick`."""
         return self.waiting.popleft() if self.has_ready(tick) else None
 
     def flushed(self, posted: Posted) -> None:

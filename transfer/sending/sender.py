@@ -92,8 +92,7 @@ class Sender:
         settings: SenderSettings | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """layout: layout of a single rank with all heads. arenas: arenas sent from; peers have as
-        many."""
+        """layout: of a single rank with all heads. arenas: sent from; peers have as many."""
         self.settings = settings or SenderSettings()
         self.counters = SenderCounters()
         self._layout = layout
@@ -104,8 +103,7 @@ class Sender:
         self._transfers: dict[int, OutgoingTransfer] = {}
         self._turns = FairQueue()
         self._forced: set[tuple[str, int]] = set()
-        """Transfers (peer, id) with a drain given up: their posted chunks may arrive at any
-        time."""
+        """Transfers (peer, id) with a drain given up: their chunks may arrive at any time."""
         self._bell = Bell()
         """Bell to wake the transfer thread."""
         self._stopping = threading.Event()
@@ -396,8 +394,7 @@ class Sender:
         return self._end_if_over(transfer) or moved
 
     def _load_next(self, leaving: "list[Leaving]", transfer: OutgoingTransfer) -> bool:
-        """Take the transfer's next chunk and load it into `leaving`; return True if there was
-        one."""
+        """Load the transfer's next chunk into `leaving`; return True if there was one."""
         source = transfer.link.chunk_source
         with self._lock:
             chunk = transfer.take_ready(transfer.link.ready_until)

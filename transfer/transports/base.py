@@ -19,8 +19,7 @@ from tasuki.utils.signatures import Clock
 
 @dataclass(frozen=True)
 class Region:
-    """Memory region registered for sending and receiving in a node: its arena, bytes [address,
-    address + size)."""
+    """Registered memory of a node: its arena, bytes [address, address + size)."""
 
     address: int
     size: int
@@ -39,8 +38,7 @@ class RankMemory:
 
 
 class TransferState(Enum):
-    """State of a posted write. DROPPED: the transport held it back, and dropped it before anything
-    was posted."""
+    """State of a posted write. DROPPED: held back by the transport, and never posted."""
 
     PENDING = "pending"
     DONE = "done"
@@ -182,8 +180,7 @@ class Transport(ABC):
 
     @abstractmethod
     def metadata(self) -> bytes:
-        """Return the data a peer needs for connect(); they are sent only over the control
-        connection."""
+        """Return a peer's data for connect(); only the control connection sends them."""
 
     @abstractmethod
     def connect(self, metadata: bytes) -> Endpoint:

@@ -245,8 +245,7 @@ class RoutedTransport(Transport):
         self._all(lambda member: member.close())
 
     def _all(self, act: Callable[[Transport], None]) -> None:
-        """Call `act` for each member transport, even if one fails. Raises TransportError if any
-        failed."""
+        """Call `act` for each member transport. Raises TransportError afterwards if any failed."""
         failures = []
         for name, member in self._members.items():
             try:
@@ -290,8 +289,7 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
 
 
 def _expecting(transport: Transport) -> Transport:
-    """Return the transport, after it began preparing for its first peers; weights are loaded
-    meanwhile."""
+    """Return the transport, preparing for its first peers while weights are loaded."""
     try:
         transport.expect_peers()
     except TransportError:

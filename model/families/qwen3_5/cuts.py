@@ -137,8 +137,7 @@ def _part_of_feed_forward(shard: Shard, shape: DenseShape | MoeShape) -> DenseSh
 
 
 def _misfit(config: DeltaNetConfig, shard: Shard) -> str | None:
-    """Return a text naming the first size not divisible among the ranks; None if the model can be
-    divided."""
+    """Return a text naming the first size not divisible among the ranks; None without one."""
     ranks, shape = shard.ranks, config.feed_forward
     counts = {"query heads": config.query_heads, "key heads of GDN layers": config.key_heads}
     if isinstance(shape, DenseShape):

@@ -32,8 +32,7 @@ def read_config(file: ConfigFile) -> DeltaNetConfig:
 
 
 class ConfigReader:
-    """A reader of one config.json. It knows the meaning of the fields. Each error names the field
-    at fault."""
+    """A reader of one config.json, by its fields' meaning. Each error names the field."""
 
     def __init__(self, file: ConfigFile, dense: frozenset[str], experts: frozenset[str]) -> None:
         """dense, experts: values of model_type of models without and with experts."""

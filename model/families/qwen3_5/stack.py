@@ -177,8 +177,7 @@ class Qwen35Model:
             operators.entries().carry_over(inputs[self.config.layers], arena.views("carry")[0])
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
-        """Return the logits [n, vocab] in the model's dtype, for some or all rows of the result of
-        layers()."""
+        """Return the logits [n, vocab] in the model's dtype, for any rows of layers()' result."""
         return self._gather(self.own_head(branch, residual, operators))
 
     def own_head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:

@@ -92,8 +92,7 @@ def _nixl(package: str) -> str:
 
 
 def _ucx() -> str:
-    """Return the version of the UCX library mapped by this process, perhaps another than in NIXL's
-    wheel."""
+    """Return the version of the mapped UCX library, perhaps another than in NIXL's wheel."""
     mapped = _LIBUCP.search(Path("/proc/self/maps").read_text())
     if mapped is None:
         raise TransportError("NIXL has loaded no UCX (libucp): reinstall the NIXL wheel")

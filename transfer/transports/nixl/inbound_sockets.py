@@ -47,8 +47,7 @@ def is_ours(address: str) -> bool:
 
 
 def _address(text: str, family: socket.AddressFamily) -> Address:
-    """Return the address given in the kernel table's hexadecimal form, with 32-bit words in the
-    host's byte order."""
+    """Return the address in the kernel table's hexadecimal form, 32-bit words in host order."""
     digits, port = text.split(":")
     words = bytes.fromhex(digits)
     packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
@@ -160,8 +159,7 @@ def _handles() -> list[int]:
 
 @contextmanager
 def _tcp_socket(handle: int) -> Iterator[socket.socket | None]:
-    """Yield a duplicate of the file descriptor's socket, closed afterwards; None if it is no TCP
-    socket."""
+    """Yield a duplicate of a descriptor's socket, closed afterwards; None if it is not TCP."""
     try:
         if not stat.S_ISSOCK(os.fstat(handle).st_mode):
             yield None

@@ -64,8 +64,7 @@ class NixlAddress:
 
     @staticmethod
     def unpack(metadata: bytes) -> "NixlAddress":
-        """Return the address. Raises TransportError on data impossible for a node of this
-        version."""
+        """Return the address. Raises TransportError on data impossible for this version."""
         # Limited before it is parsed, because deeply nested JSON overflows the interpreter's stack.
         line, _, blob = metadata[: _LONGEST_LINE + _LARGEST_BLOB + 1].partition(b"\n")
         try:
@@ -131,8 +130,7 @@ class MetadataProbe:
         self._closed = False
 
     def start(self) -> None:
-        """Start the trial process without waiting for it, so the first trial need not wait. Raises
-        MetadataUnusable."""
+        """Start the trial process without a wait, for the first trial. Raises MetadataUnusable."""
         with self._lock:
             self._running()
 

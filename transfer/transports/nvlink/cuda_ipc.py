@@ -120,8 +120,7 @@ class CudaIpc:
         return base.value + export.offset
 
     def close(self, export: Export, address: int) -> None:
-        """Unmap the memory mapped by open() at `address`. REQUIRES: no kernel still writes to
-        it."""
+        """Unmap the memory mapped by open() at `address`. REQUIRES: no kernel writes to it."""
         with self._current():
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address - export.offset))
 

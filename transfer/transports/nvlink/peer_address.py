@@ -43,8 +43,7 @@ _HIGHEST_PID = 1 << 22
 
 @dataclass(frozen=True)
 class PeerArena:
-    """Exported arena of one rank. gpu: UUID of its GPU, because processes count GPUs
-    differently."""
+    """Exported arena of one rank. gpu: its UUID, because processes count GPUs differently."""
 
     gpu: str
     memory: Export
@@ -90,8 +89,7 @@ class PeerAddress:
 
     @staticmethod
     def unpack(metadata: bytes) -> "PeerAddress":
-        """Return the address. Raises TransportError on data impossible for a node of this
-        version."""
+        """Return the address. Raises TransportError on data impossible for this version."""
         try:
             # Limited before it is parsed, because deeply nested JSON overflows the interpreter's
             # stack.

@@ -30,8 +30,7 @@ _WARPS = 16
 
 @dataclass(frozen=True)
 class Target:
-    """A peer's arena and gate, as addresses in this process. permission: the gate's word while this
-    process may write."""
+    """A peer's arena and gate, as addresses here. permission: the gate's word while writable."""
 
     arena: int
     gate: int

@@ -278,8 +278,7 @@ class PeerCopyTransport(Transport):
         return [found[number] for number in range(len(writes))]
 
     def holds(self, endpoint: Endpoint) -> bool:
-        """Return True: this transport can hold writes of chunks sent unchanged, from one arena into
-        one."""
+        """Return True: writes of chunks sent unchanged, from one arena into one, can be held."""
         return True
 
     def hold(
@@ -387,8 +386,7 @@ def _placed(segments: Segments, here: Spread, there: Spread) -> Segments:
 def _error(
     posted: PeerTransfer, segments: Segments, here: Spread, there: Spread
 ) -> Exception | None:
-    """Return the error of a write not started; None if it was started. segments: the segments to
-    post."""
+    """Return the error of a write not started; None if it was. segments: those to post."""
     match posted.outcome:
         case PeerOutcome.OUTSIDE:
             try:
