@@ -5,13 +5,14 @@ Also shows timelines of a transfer and of a pull as lines of text: a track of ea
 node's clock. Pure functions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tasuki.dashboard.metrics.request_metrics import missed_targets, seconds_by_phase
 from tasuki.engine import messages as m
 from tasuki.engine.messages.proto import EVICTION, USAGE
 from tasuki.engine.messages.reports import LOAD_DECLINED, LOAD_FAILED, TEMPLATE_CHANGED
 from tasuki.proto import inference_pb2 as pb
+from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.protocol.messages import TIMELINE
 from tasuki.transfer.reports import (
     HandoverTimeline,
@@ -131,6 +132,7 @@ def story(report: pb.ExplainResponse) -> list[str]:
         *_answer(usage),
         *(pull_chart(TIMELINE.from_wire(report.pull)) if report.HasField("pull") else []),
         *(_prompt(usage.hit) if usage.hit else ["  prompt   was never looked up: it ended before"]),
+        *(_resumed(usage.hit, report.part_bytes) if usage.hit else []),
         *(pictures_story(usage.pictures, usage.prompt_tokens) if usage.pictures else []),
         *(_lost(usage.hit.lost) if usage.hit and usage.hit.lost else []),
         *_took([*map(EVICTION.from_wire, report.took)]),
@@ -217,6 +219,22 @@ def _pulled(report: m.PullReport) -> list[str]:
         f"  pulled   {report.tokens} tokens' prefix from here, {report.bytes / 2**20:.1f} MiB in "
         f"{1000 * report.seconds:.1f} ms"
     ]
+
+
+def _resumed(hit: m.HitBreakdown, part_bytes: Mapping[str, int]) -> list[str]:
+    """Return the line of what the hit resumed from: the bytes of each part of its pages and of a
+    state slot. part_bytes: of one page and of one slot, by holder and name."""
+    if not hit.usable_tokens or not part_bytes:
+        return []
+    pages = -(-hit.usable_tokens // PAGE_TOKENS)
+    sizes: dict[str, list[str]] = {"page": [], "slot": []}
+    for name, size in part_bytes.items():
+        holder, _, part = name.partition(".")
+        count = pages if holder == "page" else 1
+        sizes.setdefault(holder, []).append(f"{part} {count * size / 2**20:.2f} MiB")
+    texts = {"page": f"{pages} pages", "slot": "a state slot"}
+    held = "; ".join(f"{texts[at]}: {', '.join(sizes[at])}" for at in texts if sizes[at])
+    return [f"  resumed  {held}"]
 
 
 def _prompt(hit: m.HitBreakdown) -> list[str]:

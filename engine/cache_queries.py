@@ -164,6 +164,7 @@ class CacheQueries:
                 slab_pages=layout.pages_per_slab,
                 slab_bytes=layout.slab_bytes,
                 each_bytes={"page": layout.page_bytes, "slot": layout.slot_bytes},
+                part_bytes=layout.part_bytes,
                 stored=self._stored,
                 steps=self._times.report(),
                 early=self._handover.early_counters,

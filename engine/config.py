@@ -81,6 +81,7 @@ class EngineConfig:
             "ssm_dtype",
             "draft_layer",
             "vision",
+            "ngram_table",
             "device",
         ),
         "Memory and batches": (
@@ -136,6 +137,11 @@ class EngineConfig:
         "auto",
         "pictures in prompts; auto: if the checkpoint has a vision tower; off: no memory for it",
         ("auto", "off"),
+    )
+    ngram_table: str = option(
+        "disk",
+        "rows of an n-gram table, one copy for all ranks: disk maps files; host reads all first",
+        ("disk", "host"),
     )
     device: str = option(
         "cpu", "device of weights, arena and forwards: cpu, cuda or cuda:N", unit="DEVICE"

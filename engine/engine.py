@@ -96,13 +96,15 @@ class Compute:
 class EngineSizes:
     """Sizes and limits of an engine. limits: limits of one prompt. max_batch: most requests in one
     forward. wire: byte lengths of the transferred units. weights: their storage format, as in the
-    counters. per_token: promised seconds between two tokens of an answer; None: no promise."""
+    counters. per_token: promised seconds between two tokens of an answer; None: no promise.
+    ids_before: number of token ids that the model needs from before a row."""
 
     limits: PromptLimits
     max_batch: int
     wire: UnitSizes
     weights: str
     per_token: float | None = None
+    ids_before: int = 0
 
 
 class Engine:
@@ -143,7 +145,7 @@ class Engine:
         )
         self._pictures = compute.pictures
         self._grammars = grammars
-        self._plans = PlanStream(runner, cache, self._scheduler.progress)
+        self._plans = PlanStream(runner, cache, self._scheduler.progress, sizes.ids_before)
         self._tiers = None if memory.tiers is None else memory.tiers(cache, self._plans)
         self._behind = behind
         router = Router(config, cache.arena.layout, sizes.wire)

@@ -91,7 +91,8 @@ class JoinedSequence:
     runner needs only temperature, top_k, top_p and seed, unless it adjusts logits or wants
     top_logprobs. Only needed values are encoded. before: the tokens needed for the logit
     adjustments, None without adjustments; later sampled tokens follow them.
-    rope_delta: rotary position minus position of a token behind all pictures; 0 for text."""
+    rope_delta: rotary position minus position of a token behind all pictures; 0 for text.
+    ids_before: token ids right before the sequence's first row, if the model needs any."""
 
     batch_index: int
     slots: tuple[int, ...]
@@ -99,6 +100,7 @@ class JoinedSequence:
     sampling: SamplingParams
     before: TokensBefore | None = None
     rope_delta: int = 0
+    ids_before: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,11 @@ class ForwardPlan:
         deltas = any(item.rope_delta for item in self.joined)
         return bool(self.rope or self.pictures) or deltas
 
+    @property
+    def has_extras(self) -> bool:
+        """True if the encoded plan has its last part: for pictures, or for ids before a row."""
+        return self.has_pictures or any(item.ids_before for item in self.joined)
+
     def encode(self) -> bytes:
         counts = (
             len(self.copies),
@@ -271,15 +278,15 @@ class ForwardPlan:
             *(ids.astype(_WIRE, copy=False).tobytes() for ids in pages),
             *(_encode_joined(item) for item in self.joined),
         ]
-        if self.has_pictures:
-            parts.append(_encode_pictures(self))
+        if self.has_extras:
+            parts.append(_encode_extras(self))
         return b"".join(parts)
 
 
 _WIRE = np.dtype("<i4")
 _HEAD = struct.Struct("<Q11I")
 _JOINED = struct.Struct("<iIIddiIIIII")
-_PICTURES = struct.Struct("<3I")
+_EXTRAS = struct.Struct("<4I")
 _NUMBERS = np.dtype("<i8")
 
 
@@ -315,19 +322,24 @@ def _encode_joined(item: JoinedSequence) -> bytes:
     )
 
 
-def _encode_pictures(plan: ForwardPlan) -> bytes:
-    """Return the last part of a plan with pictures. Other plans have none."""
+def _encode_extras(plan: ForwardPlan) -> bytes:
+    """Return the last part of a plan with pictures, or with ids before a row. Other plans have
+    none."""
     deltas = [(i, item.rope_delta) for i, item in enumerate(plan.joined) if item.rope_delta]
+    before = [(i, item.ids_before) for i, item in enumerate(plan.joined) if item.ids_before]
     numbers = [number for delta in deltas for number in delta]
     for item in plan.rope:
         numbers += (item.row, item.positions.shape[1])
     for rows in plan.pictures:
         numbers += (rows.row, rows.token, rows.first, rows.count)
+    for place, ids in before:
+        numbers += (place, len(ids))
     parts = [
-        _PICTURES.pack(len(deltas), len(plan.rope), len(plan.pictures)),
+        _EXTRAS.pack(len(deltas), len(plan.rope), len(plan.pictures), len(before)),
         np.array(numbers, dtype=_WIRE).tobytes(),
         np.array([rows.picture for rows in plan.pictures], dtype=_NUMBERS).tobytes(),
         *(item.positions.astype(_WIRE, copy=False).tobytes() for item in plan.rope),
+        *(np.array(ids, dtype=_WIRE).tobytes() for _, ids in before),
     ]
     return b"".join(parts)
 
@@ -389,19 +401,25 @@ class _Reader:
     def is_over(self) -> bool:
         return self._at == len(self._data)
 
-    def with_pictures(self, plan: ForwardPlan) -> ForwardPlan:
-        """Return the plan with the pictures of the last part; the plan itself without that part."""
+    def with_extras(self, plan: ForwardPlan) -> ForwardPlan:
+        """Return the plan with its last part; the plan itself without that part."""
         if self.is_over:
             return plan
-        deltas, ropes, pictures = _PICTURES.unpack(self.bytes(_PICTURES.size))
+        deltas, ropes, pictures, before = _EXTRAS.unpack(self.bytes(_EXTRAS.size))
         joined = list(plan.joined)
         for place, delta in self.tuples(deltas, 2):
             if not 0 <= place < len(joined):
                 raise PlanError(f"plan {plan.number} gives a rope delta to no joined sequence")
             joined[place] = replace(joined[place], rope_delta=delta)
         sizes, rows = self.tuples(ropes, 2), self.tuples(pictures, 4)
+        contexts = self.tuples(before, 2)
         numbers = np.frombuffer(self.bytes(_NUMBERS.itemsize * pictures), dtype=_NUMBERS).tolist()
         rope = tuple(RowPositions(row, self.ints(3 * n).reshape(3, n)) for row, n in sizes)
+        for place, count in contexts:
+            if not 0 <= place < len(joined):
+                raise PlanError(f"plan {plan.number} gives ids to no joined sequence")
+            ids = tuple(self.ints(count).tolist())
+            joined[place] = replace(joined[place], ids_before=ids)
         return replace(
             plan,
             joined=tuple(joined),
@@ -451,6 +469,6 @@ def decode_plan(data: bytes) -> ForwardPlan:
         guesses=tuple(Guess(*item) for item in guessed),
         first_guesses=tuple(Guess(*item) for item in guessed_first),
     )
-    plan = reader.with_pictures(plan)
+    plan = reader.with_extras(plan)
     reader.end()
     return plan

@@ -128,11 +128,18 @@ class PlanStream:
     fold. It gets the id after an event.
     """
 
-    def __init__(self, runner: Runner, cache: HybridPrefixCache, progress: ProgressTable) -> None:
-        """progress: the table with the progress of the sequences to launch."""
+    def __init__(
+        self,
+        runner: Runner,
+        cache: HybridPrefixCache,
+        progress: ProgressTable,
+        ids_before: int = 0,
+    ) -> None:
+        """progress: the table with the progress of the sequences to launch. ids_before: as in
+        ForwardPlanner."""
         self._runner = runner
         self._cache = cache
-        self._planner = ForwardPlanner(progress)
+        self._planner = ForwardPlanner(progress, ids_before)
         self._folds: tuple[Fold, ...] = ()
 
     @property

@@ -77,6 +77,11 @@ class ModelConfig(ABC):
         `pycache.parts.itemsize`."""
 
     @property
+    def ids_before(self) -> int:
+        """Return the number of token ids from before a forward's first token that it needs."""
+        return 0
+
+    @property
     def own_vocab(self) -> int:
         """Return the number of logits computed on this rank for each row."""
         return self.vocab if self.head_rows is None else len(self.head_rows)

@@ -33,13 +33,14 @@ class PrefillFlops:
 class WeightSizes:
     """Sizes of a model's weights in bytes. total: all weights in memory. dense: bytes read by every
     step without drafts, for any batch size. routed: all routed experts together. A token uses
-    `chosen` of the `experts` experts."""
+    `chosen` of the `experts` experts. tables: lookup tables beside the weights, in mapped files."""
 
     total: int
     dense: int
     routed: int
     experts: int
     chosen: int
+    tables: int = 0
 
     def step_bytes(self, tokens: int) -> float:
         """Return the expected weight bytes read by a decode step of `tokens` tokens; bytes read

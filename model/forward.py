@@ -140,6 +140,8 @@ class SequenceSlice:
     Of a sequence with pictures: rope_delta is the rotary position of a token behind them, minus its
     position. rope_positions [3, 1 + tokens]: of the tokens and of the one before; None: all are
     behind the pictures. pictures: rows in place of embeddings.
+
+    ids_before: the last token ids before `start`, as many as the model asks for, or all.
     """
 
     token_ids: Sequence[int]
@@ -152,6 +154,7 @@ class SequenceSlice:
     rope_delta: int = 0
     rope_positions: Tensor | None = None
     pictures: Sequence[RowSpan] = ()
+    ids_before: Sequence[int] = ()
 
     @property
     def turns_as_text(self) -> bool:
@@ -197,7 +200,8 @@ class Batch:
     states before. write_slots: slot of the final state per sequence; None: not stored. checkpoints:
     per sequence, pairs of (tokens of this forward before the checkpoint, slot), ascending. stepped:
     indices of the sequences with a recurrence token by token. rope: rotary positions; None: equal
-    to `positions`, as in text. pictures: rows in place of embeddings.
+    to `positions`, as in text. pictures: rows in place of embeddings. ids_before: per sequence, the
+    last token ids before this forward.
     """
 
     token_ids: torch.Tensor
@@ -211,6 +215,7 @@ class Batch:
     stepped: frozenset[int] = frozenset()
     rope: RopePositions | None = None
     pictures: tuple[RowSpan, ...] = ()
+    ids_before: tuple[Sequence[int], ...] = ()
 
     def saves(self) -> list[tuple[int, int, int]]:
         """Return all states stored by the forward, as (sequence, tokens of this forward before the
@@ -255,6 +260,7 @@ class Batch:
                 for item, before in zip(slices, accumulate(lengths, initial=0), strict=False)
                 for span in item.pictures
             ),
+            ids_before=tuple(item.ids_before for item in slices),
         )
 
 

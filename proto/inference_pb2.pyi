@@ -661,7 +661,14 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "ended_seconds_ago", "finished", "rejected", "handover", "life", "took", "pull")
+    __slots__ = ("request_id", "ended_seconds_ago", "finished", "rejected", "handover", "life", "took", "pull", "part_bytes")
+    class PartBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENDED_SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -670,6 +677,7 @@ class ExplainResponse(_message.Message):
     LIFE_FIELD_NUMBER: _ClassVar[int]
     TOOK_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
+    PART_BYTES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ended_seconds_ago: float
     finished: Finished
@@ -678,7 +686,8 @@ class ExplainResponse(_message.Message):
     life: _containers.RepeatedCompositeFieldContainer[LifeMark]
     took: _containers.RepeatedCompositeFieldContainer[_report_pb2.Eviction]
     pull: _timeline_pb2.HandoverTimeline
-    def __init__(self, request_id: _Optional[str] = ..., ended_seconds_ago: _Optional[float] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[str] = ..., handover: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ..., life: _Optional[_Iterable[_Union[LifeMark, _Mapping]]] = ..., took: _Optional[_Iterable[_Union[_report_pb2.Eviction, _Mapping]]] = ..., pull: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ...) -> None: ...
+    part_bytes: _containers.ScalarMap[str, int]
+    def __init__(self, request_id: _Optional[str] = ..., ended_seconds_ago: _Optional[float] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., rejected: _Optional[str] = ..., handover: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ..., life: _Optional[_Iterable[_Union[LifeMark, _Mapping]]] = ..., took: _Optional[_Iterable[_Union[_report_pb2.Eviction, _Mapping]]] = ..., pull: _Optional[_Union[_timeline_pb2.HandoverTimeline, _Mapping]] = ..., part_bytes: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()

@@ -178,6 +178,18 @@ class CacheLayout:
     def slab_bytes(self) -> int:
         return self.blocks_per_slab * self.block_bytes
 
+    @cached_property
+    def part_bytes(self) -> dict[str, int]:
+        """Return the bytes of each part over all layers, by its holder and name: `page.NAME` of one
+        page, `slot.NAME` of one slot."""
+        sizes: dict[str, int] = {}
+        for layer in self.layers:
+            for holder, parts in (("page", layer.page), ("slot", layer.slot)):
+                for part in parts:
+                    name = f"{holder}.{part.name}"
+                    sizes[name] = sizes.get(name, 0) + part.length
+        return sizes
+
     @property
     def page_dtype(self) -> str:
         """Return the dtype of the first page part."""

@@ -122,6 +122,7 @@ def pools_event(report: NodeReport, generated_tokens: int) -> Event:
         generated_tokens=generated_tokens,
         slabs=stats.slabs,
         slab_bytes=stats.slab_bytes,
+        part_bytes=stats.part_bytes,
         tiers=stats.tiers,
         tree=stats.tree,
         requests=stats.requests,

@@ -62,6 +62,8 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
         yield gauge("arena_bytes", text, "use", parts)
     each = "Bytes of one page, over all layers, and of one state slot."
     yield gauge("cache_each_bytes", each, "kind", stats.each_bytes)
+    parts_of = "Bytes of each part of a page or slot, over all layers."
+    yield gauge("cache_part_bytes", parts_of, "part", stats.part_bytes)
     yield gauge("cache_slab_bytes", "Of one slab, in the arena and below.", stats.slab_bytes)
     yield gauge("cache_nodes", "Nodes of the radix tree.", tree["nodes"])
     yield gauge("cache_checkpoints", "Checkpoints in the tree.", tree["checkpoints"])

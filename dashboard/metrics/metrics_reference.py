@@ -108,6 +108,7 @@ def _report() -> NodeReport:
         lost=one,
         requests={m.RequestPhase.WAITING: 0},
         each_bytes={"page": 1, "slot": 1},
+        part_bytes={"page.kv": 1},
         stored={_LABEL_ONLY: ""},
         policies={_LABEL_ONLY: 0.0},
         steps=m.StepReport(_NO_TIMES, _NO_TIMES, {_LABEL_ONLY: 0}),

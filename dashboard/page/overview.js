@@ -103,11 +103,18 @@ export class Overview {
     const head = element("tr", {}, element("td"), ...kinds.map((title) => element("th", { scope: "col" }, title)), element("td"));
     find("pools").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows, total));
     find("tree-words").textContent = `${count(pools.tree.nodes ?? 0)} nodes, ${count(pools.tree.checkpoints ?? 0)} checkpoints, `
-      + `policy ${pools.policy || "-"}, integrity: ${pools.integrity}`;
+      + `policy ${pools.policy || "-"}, integrity: ${pools.integrity}${partsOf(pools.part_bytes)}`;
     find("memory-words").replaceChildren(...(pools.memory ? MEMORY.map(([name, text]) => element("span", {},
       element("i", { class: `swatch ${name}` }), `${spoken(name)} ${percent(pools.memory[name], pools.memory.size)}: ${text}`)) : []));
     this.drawTiers(pools);
   }
+}
+
+// The parts of a page and of a state slot by name, with their bytes over all layers.
+function partsOf(sizes = {}) {
+  const of = (holder) => Object.entries(sizes).filter(([name]) => name.startsWith(`${holder}.`))
+    .map(([name, size]) => `${name.slice(holder.length + 1)} ${bytes(size)}`).join(", ");
+  return Object.keys(sizes).length ? `; a page: ${of("page")}; a state slot: ${of("slot") || "-"}` : "";
 }
 
 // A recording from before the slab size was recorded has none. Everything in a tier below the arena

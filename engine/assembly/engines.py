@@ -211,7 +211,10 @@ def _assemble(
         config,
         Memory(cache, build_tiers(parts), build_behind(config, parts, cache)),
         Compute(runner, parts.grammars, drafts, pictures),
-        EngineSizes(limits, sizes.batch, wire, parts.model.weights.formats, per_token),
+        EngineSizes(
+            *(limits, sizes.batch, wire, parts.model.weights.formats, per_token),
+            parts.model_config.ids_before,
+        ),
         side,
         parts.clock,
     )

@@ -45,7 +45,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
 from tasuki.model.drafts import DraftHead, draft_ids
 from tasuki.model.families.family import Assembly
-from tasuki.model.families.loading import build_model, load_weights
+from tasuki.model.families.loading import build_model, load_weights, read_tables
 from tasuki.model.families.registry import family_of, load_config, with_draft_layer
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
@@ -200,6 +200,8 @@ def build_parts(
     host = host_arena(config, arena.layout)
     dtype = getattr(torch, config.compute_dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
+    if config.ngram_table == "host":
+        read_tables(weights)
     sight = build_sight(config, role)
     tower = build_tower(config, device)
     contract = partial(_contract, config, model_config, weights, arena.layout, sight)

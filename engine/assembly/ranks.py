@@ -39,7 +39,7 @@ from tasuki.engine.tiers.host_memory import arena_below, available_bytes, host_s
 from tasuki.engine.tiers.tier_copiers import tier_copiers
 from tasuki.model.config import ModelConfig
 from tasuki.model.families.family import Assembly
-from tasuki.model.families.loading import build_model, head_block, load_weights
+from tasuki.model.families.loading import build_model, head_block, load_weights, read_tables
 from tasuki.model.families.registry import family_of
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
@@ -83,7 +83,10 @@ def load_shard(
 ) -> Weights:
     """Load the weights of rank `shard` from the checkpoint's folder. Raises WeightsError."""
     dtype = getattr(torch, config.compute_dtype)
-    return load_weights(config.model, model, dtype, device, progress, shard=shard)
+    weights = load_weights(config.model, model, dtype, device, progress, shard=shard)
+    if config.ngram_table == "host" and not shard.rank:
+        read_tables(weights)
+    return weights
 
 
 def rank_device(config: EngineConfig, rank: int) -> torch.device:

@@ -12,7 +12,8 @@ import torch
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.pictures.file_levels import DeviceBytes
 from tasuki.engine.pictures.sight import Sight
-from tasuki.model.families.registry import published_tower
+from tasuki.model.config_json import ConfigFile
+from tasuki.model.families.registry import family_of, published_tower, read_config
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import TowerBytes
 from tasuki.model.vision.processor import MOST_SHOWN_PIXELS, PixelRules
@@ -37,13 +38,24 @@ def _seen(config: EngineConfig) -> VisionConfig | None:
         return None
     if not folder.is_dir() or not config.model:
         return published_tower(config.model)
-    vision = VisionConfig.load(folder) if (folder / "config.json").is_file() else None
+    if not (folder / "config.json").is_file() or not _is_seen_by_model(folder):
+        return None
+    vision = VisionConfig.load(folder)
     if vision is None or not has_tower(folder):
         return None
     if not any((folder / name).is_file() for name in PROCESSOR_FILES):
         log.warning("%s has a vision tower but no processor's file: text only", folder)
         return None
     return vision
+
+
+def _is_seen_by_model(folder: Path) -> bool:
+    """Return true if the model's family computes pictures. Raises ModelConfigError."""
+    file = ConfigFile.load(folder)
+    family = family_of(read_config(file))
+    if not family.sees_pictures and "vision_config" in file.outer:
+        log.warning("%s: pictures of %s are not computed as yet: text only", folder, family.name)
+    return family.sees_pictures
 
 
 def build_sight(config: EngineConfig, role: Role) -> Sight | None:

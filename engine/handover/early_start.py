@@ -93,16 +93,18 @@ class EarlyStart:
         barrier = self._barriers(transfer_id)
         if barrier is None:
             return None
+        start = len(request.prompt)
         step = EarlyStep(
             barrier,
             SequenceSlice(
                 token_ids=request.output[:1].tolist(),
-                start=len(request.prompt),
+                start=start,
                 pages=allocation.pages.tolist(),
                 read_slot=allocation.working_slots[0],
                 write_slot=allocation.working_slots[1],
                 stepped=True,
                 rope_delta=0 if request.pictures is None else request.pictures.layout.delta,
+                ids_before=self._steps.ids_before(request, start),
             ),
             request.sampling,
             self._steps.adjuster(request),

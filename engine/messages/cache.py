@@ -106,7 +106,8 @@ class StatsReply(Message):
     (EarlyCounters); empty if this engine begins none. policies: prefill tokens recently saved by
     each eviction policy's shadow simulation; empty without shadows. policy: the eviction policy in
     use. slab_pages, slab_bytes: size of a slab (a fixed-size part of the arena), in pages and in
-    bytes. each_bytes: bytes of one page and of one slot, by these names. stored: formats of
+    bytes. each_bytes: bytes of one page and of one slot, by these names. part_bytes: bytes of each
+    part of a page or slot (CacheLayout.part_bytes). stored: formats of
     weights, kv and states, and number of draft_layers, by these names. tiers: reports of the tiers
     below the arena, the nearest first. looked_up_tokens, usable_tokens: prompt tokens of ended
     requests, all and usable ones; each request counts once. retractions: times a request gave its
@@ -126,6 +127,7 @@ class StatsReply(Message):
     slab_pages: int = 1
     slab_bytes: int = 0
     each_bytes: dict[str, int] = field(default_factory=dict)
+    part_bytes: dict[str, int] = field(default_factory=dict)
     stored: dict[str, str] = field(default_factory=dict)
     steps: StepReport | None = None
     early: dict[str, int] = field(default_factory=dict)

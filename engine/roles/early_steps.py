@@ -192,6 +192,10 @@ class EarlySteps:
         before = TokensBefore.of(sampling, request.prompt, request.output)
         return logit_adjuster(sampling, before, self._model.config, self._grammars)
 
+    def ids_before(self, request: Request, start: int) -> list[int]:
+        """Return the request's token ids before position `start`, as many as the model needs."""
+        return request.token_slice(max(start - self._model.config.ids_before, 0), start)
+
     def prepare(self) -> None:
         """Prepare the thread for the first step. May take seconds on a GPU."""
         self._thread.submit(self._prepare).result()
@@ -359,6 +363,7 @@ class PrefillsBehind:
                 read_slot=slots[0],
                 write_slot=slots[-1],
                 checkpoints=[(planned.position, slot) for planned, slot in kept],
+                ids_before=self._steps.ids_before(request, start),
             ),
             request.sampling if is_sampled else None,
             self._steps.adjuster(request) if is_sampled else None,

@@ -26,6 +26,7 @@ from tasuki.transfer.chunks.chunk import StepCounter
 
 from .base import Event, SampledTokens
 from .logits import SampledTogether, kept_adjustments, score_prompts
+from .recent_ids import RecentIds
 from .rows import ResolvedRows, SequenceStates
 
 
@@ -177,6 +178,7 @@ class CpuRunner:
         self._together = together
         self._find_rows = None if pictures is None else pictures.rows
         self._sampled: dict[int, list[int]] = {}
+        self._recent = RecentIds(model.config.ids_before)
         self._held = HeldInputs()
         caches = enumerate(arena.layout.layers)
         self._with_state = frozenset(layer for layer, cache in caches if cache.slot)
@@ -200,6 +202,7 @@ class CpuRunner:
         self._adjustments.apply(plan)
         self._held.fold(plan.folds, self._model, self._arena)
         self._held.drop(plan.left)
+        self._recent.drop(plan.left)
         if plan.copies:
             run_copies(self._arena, plan.copies)
         before, started = self._ended_at, time.perf_counter()
@@ -212,7 +215,9 @@ class CpuRunner:
 
     def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> SampledTokens:
         slices = self._sequences.slices(plan, rows, self._sampled, self._find_rows)
+        slices = self._recent.with_ids(plan, rows, slices)
         self._make_drafts(plan, rows, slices)
+        self._recent.record(rows, slices)
         batch = Batch.pack(slices)
         verifying = rows.verifies.nonzero()[0].tolist()
         starts = batch.cu_seqlens.tolist()

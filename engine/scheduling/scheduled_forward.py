@@ -7,7 +7,7 @@ the runner's after it has run every plan made. So each plan must be launched, on
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,9 +211,11 @@ class _Changes:
 
 
 class ForwardPlanner:
-    def __init__(self, progress: ProgressTable) -> None:
-        """progress: table of the running sequences."""
+    def __init__(self, progress: ProgressTable, ids_before: int = 0) -> None:
+        """progress: table of the running sequences. ids_before: number of token ids that the model
+        needs from before a row."""
         batch_indices = len(progress.holders)
+        self._ids_before = ids_before
         self._progress = progress
         self._number = 0
         self._joined: NDArray[np.int64] = np.zeros(batch_indices, dtype=np.int64)
@@ -292,7 +294,8 @@ class ForwardPlanner:
             self._row_limits[batch_indices] != answers.row_limits
         )
         for row in changed.nonzero()[0].tolist():
-            self._follow(answers.requests[row], int(batch_indices[row]), changes)
+            start = int(tokens.starts[row])
+            self._follow(answers.requests[row], int(batch_indices[row]), start, changes)
         at_index = tokens.sampled_before
         columns[0], columns[1], columns[2] = batch_indices, tokens.starts, 1
         columns[3], columns[4] = tokens.read_index, tokens.write_index
@@ -307,7 +310,7 @@ class ForwardPlanner:
     def _sequence_row(self, item: ScheduledSequence, column: Ints, changes: _Changes) -> list[int]:
         """Fill the column of one sequence's row; return the row's input tokens."""
         batch_index = item.batch_index
-        self._follow(item.request, batch_index, changes)
+        self._follow(item.request, batch_index, item.start, changes)
         flags = _VERIFIES if item.drafts else _DECODES if item.decodes else 0
         flags += item.drafts_at_index * _DRAFTS_AT_INDEX
         column[:] = (
@@ -323,9 +326,9 @@ class ForwardPlanner:
         known = item.request.token_slice(item.start, item.stop - len(item.drafts))
         return known + list(item.drafts)
 
-    def _follow(self, request: Request, batch_index: int, changes: _Changes) -> None:
+    def _follow(self, request: Request, batch_index: int, start: int, changes: _Changes) -> None:
         """Add the request's sequence and its pages to the plan's changes, as far as the runner
-        lacks them."""
+        lacks them. start: position of its row's first token."""
         state = request.state
         assert isinstance(state, Active)
         if self._joined[batch_index] != state.progress.number:
@@ -333,7 +336,11 @@ class ForwardPlanner:
                 changes.left.append(batch_index)
             else:
                 self._joined_count += 1
-            changes.joined.append(_joined(batch_index, state.slots, request))
+            joined = _joined(batch_index, state.slots, request)
+            if self._ids_before:
+                ids = request.token_slice(max(start - self._ids_before, 0), start)
+                joined = replace(joined, ids_before=tuple(ids))
+            changes.joined.append(joined)
             self._joined[batch_index], self._row_limits[batch_index] = state.progress.number, 0
         limit = state.allocation.capacity_tokens
         if limit != self._row_limits[batch_index]:

@@ -53,6 +53,8 @@ class Family(ABC, Generic[C, W]):
     model_types: ClassVar[frozenset[str]]
     has_kernels: ClassVar[bool] = False
     """True if the family has kernels for GPUs: then models on a GPU are GpuModels."""
+    sees_pictures: ClassVar[bool] = False
+    """True if forwards may have rows of pictures. Otherwise checkpoints are served as text only."""
     call_token: ClassVar[str] = "<tool_call>"
     """Token opening a tool call in an answer. The next turn then comes soon, and its state is kept.
     Templates decide all else about chats: their turns, the form of calls, thoughts."""

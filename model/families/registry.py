@@ -13,11 +13,17 @@ from .family import Family
 from .kimi_linear.family import KimiLinearFamily
 from .qwen3_5.family import Qwen35Family
 from .qwen3_next.family import Qwen3NextFamily
+from .qwen4_exp.family import Qwen4ExpFamily
 
 AnyFamily: TypeAlias = Family[Any, Any]
 """A family that takes only configs and weights of its own type."""
 
-FAMILIES: tuple[AnyFamily, ...] = (Qwen35Family(), Qwen3NextFamily(), KimiLinearFamily())
+FAMILIES: tuple[AnyFamily, ...] = (
+    Qwen35Family(),
+    Qwen3NextFamily(),
+    KimiLinearFamily(),
+    Qwen4ExpFamily(),
+)
 
 
 def family_of(config: ModelConfig) -> AnyFamily:

@@ -230,6 +230,9 @@ class QuantisedSource:
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
         return stacked(self, names, shape, dtype)
 
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        return self._source.stored(name, shape)
+
     def _codec(self, name: str) -> Codec | None:
         # A fused tensor has the name of its experts, because others publish experts separately.
         module = _FUSED.sub(".experts.0.down_proj", name.removesuffix(".weight"))

@@ -111,6 +111,11 @@ class Weights:
         return self.embedding.device
 
     @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """Return the lookup tables, views of mapped files. A token reads a few rows of them."""
+        return ()
+
+    @property
     def formats(self) -> str:
         """Return the names of all storage formats used by the model's matrices, joined by `+`."""
         return named_kinds(kind for matrix in matrices(self) for kind in matrix.kinds)

@@ -302,6 +302,18 @@ class Checkpoint:
         published = PublishedMatrix(found, weights[0], (len(names), *shape))
         return Matrix((published.segment(dtype, WHOLE, static_inputs=self._static_inputs),))
 
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        found = self._name_of(name)
+        if found not in self._tensors:
+            return None
+        if self._tensors.shape(found) != shape:
+            raise WeightsError(
+                f"{self._tensors.path(found)}: tensor {found} has shape "
+                f"{list(self._tensors.shape(found))}, and config.json asks for {list(shape)}; "
+                "fetch both from the same model"
+            )
+        return self._tensors.read(found)
+
     def _error_of_one(
         self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype
     ) -> WeightsError | None:

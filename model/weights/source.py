@@ -49,6 +49,11 @@ class TensorSource(Protocol):
         """Return the named matrices, each of this shape, stacked in a new first dimension. Raises
         WeightsError, also if they are stored in different ways."""
 
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Return the named tensor whole, in the dtype it is stored in, such as integers or codes.
+        It is a view of a mapped file where the source can give one. None: the source stores no such
+        tensor. Raises WeightsError for another shape."""
+
 
 def stacked(
     source: TensorSource, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype
@@ -79,6 +84,10 @@ class PlainSource(ABC):
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
         """Return the stack of the named matrices; see TensorSource."""
         return stacked(self, names, shape, dtype)
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Return None: every tensor is made in the dtype asked for."""
+        return None
 
 
 class ShardedSource:
@@ -120,6 +129,9 @@ class ShardedSource:
         if any(self._cut(name, shape, WHOLE) for name in names):
             return stacked(self, names, shape, dtype)
         return self._source.stack(names, shape, dtype)
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        return self._source.stored(name, shape)
 
     def _cut(self, name: str, shape: tuple[int, ...], part: Part) -> Cut | None:
         if part != WHOLE:

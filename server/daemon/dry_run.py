@@ -1,5 +1,6 @@
 """`tasuki serve --dry-run`: prints the memory plan of a GPU and allocates nothing."""
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -44,11 +45,13 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
             f"quantization is {config.quantization}, and --model is a folder, whose files say how "
             "weights are stored: leave it out, or give a published name"
         )
-    _check_folder(Path(name))
+    family = family_of(model)
+    if family.has_kernels:
+        _check_folder(Path(name))
     share: Share = whole
     if engine_config.tensor_parallel > 1:
         shard = shard_of(engine_config, 0)
-        cuts = family_of(model).cuts(model)
+        cuts = family.cuts(model)
         share = partial(ShardedSource, cuts=cuts, shard=shard)
         model = cuts.part(shard)
 
@@ -81,16 +84,42 @@ def on_a_cpu(
     )
     rows = [
         ("weights", _mib(sizes.total)),
+        *_of_tables(sizes.tables, engine_config),
         (
             f"arena {_how(engine_config.arena_mib)}",
             f"{_mib(slabs * layout.slab_bytes)}  {slabs} slots or {slabs * layout.pages_per_slab} "
             "pages",
         ),
         ("a slab", _slab(layout)),
+        *_layers(layout),
     ]
     name = family_of(model).name
     head = f"{name} has no kernels for GPUs, as yet: a plan for --device cpu"
     return "\n".join([head, *(f"{row:<30}{value}" for row, value in rows)])
+
+
+def _layers(layout: CacheLayout) -> list[tuple[str, str]]:
+    """Return a row for each kind of layer: its number, and the names and shapes of its parts."""
+    rows = []
+    for cache, count in Counter(layout.layers).items():
+        page, slot = (
+            ", ".join(f"{part.name} {list(part.shape)}" for part in parts) or "nothing"
+            for parts in (cache.page, cache.slot)
+        )
+        rows.append((cache.kind, f"{count:>10}      a page has {page}; a slot has {slot}"))
+    return rows
+
+
+_PLACES = {"disk": "mapped from their files", "host": "read into memory at the start"}
+
+
+def _of_tables(size: int, config: EngineConfig) -> list[tuple[str, str]]:
+    """Return the row of n-gram tables; none without one."""
+    if not size:
+        return []
+    place = config.ngram_table
+    about = f"{_PLACES[place]}, one copy for all ranks (--ngram-table {place})"
+    return [("n-gram tables", f"{_mib(size)}  {about}")]
 
 
 def _slab(layout: CacheLayout) -> str:

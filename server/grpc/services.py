@@ -190,7 +190,9 @@ class AdminService(pb_grpc.CacheAdminServicer):
         story = self._engine.story(request.request_id, grpc_request_context(self._keys, context))
         end = story.end
         response = pb.ExplainResponse(
-            request_id=request.request_id, ended_seconds_ago=story.seconds_ago
+            request_id=request.request_id,
+            ended_seconds_ago=story.seconds_ago,
+            part_bytes=(await self._engine.stats()).part_bytes,
         )
         if isinstance(end, Rejected):
             response.rejected = end.error.message

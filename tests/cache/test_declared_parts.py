@@ -168,6 +168,16 @@ def test_what_is_no_layout_is_refused(make: object, named: str) -> None:
         make()  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bytes_by_name_add_up_to_a_page_and_a_slot(ranks: int) -> None:
+    layout = rank_layout(CacheLayout(SPARSE_LAYERS), ranks, 0)
+    sizes = layout.part_bytes
+    pages = sum(size for name, size in sizes.items() if name.startswith("page."))
+    assert pages == sum(region.length for region in layout.regions)
+    assert sum(sizes.values()) - pages <= layout.slot_bytes
+    assert sizes["page.index"] == layout.layers[3].page[1].length * len(layout.regions)
+
+
 def test_no_file_of_the_cache_or_of_hand_overs_names_a_familys_parts() -> None:
     words = re.compile(r"(?<!-)\b(LayerKind|GDN|gdn|conv|convolution\w*|ssm|kv_heads|key_heads)\b")
     found = {

@@ -141,8 +141,25 @@ def test_a_plan_of_text_has_no_part_for_pictures() -> None:
     )
 
 
+def with_ids() -> ForwardPlan:
+    """Return a plan with the ids before two rows, one of them the first of its sequence."""
+    plan = a_plan()
+    first, second, *others = plan.joined
+    before = replace(first, ids_before=(5, 248_044)), replace(second, ids_before=(7,))
+    return replace(plan, joined=(*before, *others))
+
+
+def test_a_plan_with_ids_before_rows_is_its_bytes() -> None:
+    plan = with_ids()
+    assert plan.has_extras and not plan.has_pictures and not a_plan().has_extras
+    np.testing.assert_equal(asdict(decode_plan(plan.encode())), asdict(plan))
+    assert plan.encode().startswith(a_plan().encode())
+    pictured = replace(with_pictures(), joined=plan.joined)
+    np.testing.assert_equal(asdict(decode_plan(pictured.encode())), asdict(pictured))
+
+
 def test_bytes_that_are_no_plan_are_refused() -> None:
-    for data in (a_plan().encode(), with_pictures().encode()):
+    for data in (a_plan().encode(), with_pictures().encode(), with_ids().encode()):
         for broken in (b"", data[:20], data[:-1], data + b"\0"):
             with pytest.raises(PlanError):
                 decode_plan(broken)

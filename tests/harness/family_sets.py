@@ -67,7 +67,8 @@ def greedy_in_pieces(name: str, case: Golden, size: int) -> list[int]:
     pieces = [case.prompt[at : at + size] for at in range(0, len(case.prompt), size)]
     while len(answer) < len(case.greedy):
         tokens = pieces.pop(0) if pieces else answer[-1:]
-        item = SequenceSlice(tokens, done, pages, slots[0], slots[1])
+        before = (*case.prompt, *answer)[:done]
+        item = SequenceSlice(tokens, done, pages, *slots, ids_before=before)
         logits = parts.model.forward(Batch.pack([item]), arena, NullHooks())
         slots.reverse()
         done += len(tokens)

@@ -32,6 +32,22 @@ def test_a_finished_request_is_told_as_its_client_was(capsys: pytest.CaptureFixt
     assert "75% hidden" in said and "prefill  p0" in said
 
 
+def test_a_hit_is_shown_as_the_parts_that_it_resumed_from() -> None:
+    def lines(usable: int) -> list[str]:
+        hit = m.HitBreakdown(200, usable, usable, {"new": 200 - usable}, None)
+        ended = m.Finished(m.RequestId("r"), m.FinishReason.STOP, replace(usage(4, 1), hit=hit))
+        sizes = {"page.kv": 2**20, "page.index": 2**19, "slot.ssm": 3 * 2**20}
+        report = pb.ExplainResponse(
+            request_id="r", finished=FINISHED.to_wire(ended), part_bytes=sizes
+        )
+        return [line for line in story(report) if line.startswith("  resumed")]
+
+    (line,) = lines(65)
+    assert "2 pages: index 1.00 MiB, kv 2.00 MiB" in line or "kv 2.00 MiB, index 1.00 MiB" in line
+    assert "a state slot: ssm 3.00 MiB" in line
+    assert lines(0) == []
+
+
 def bid(node: str, wait: float, cost: float, *, chosen: bool = False) -> m.PrefillBid:
     return m.PrefillBid(node, f"{node}:50051", 4096, 0.25, wait, 0.0, cost, chosen)
 

@@ -27,6 +27,7 @@ class Qwen35Family(Family[DeltaNetConfig, ModelWeights]):
     name = "Qwen3.5"
     model_types = DENSE_TYPES | MOE_TYPES
     has_kernels = True
+    sees_pictures = True
 
     def read_config(self, file: ConfigFile) -> DeltaNetConfig:
         return read_config(file)

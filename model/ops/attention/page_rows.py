@@ -46,10 +46,7 @@ def read_pages(
     if not holds_fp8(kv):
         return _keys_and_values(kv, pages, dtype, room)
     heads = kv.shape[1]
-    # The rows of one head in one page are neighbours, so the gather copies runs of them.
-    head = torch.arange(heads, device=kv.device)[:, None]
-    chosen = (pages * heads + head).flatten()
-    held = kv.reshape(-1, kv.shape[2]).index_select(0, chosen)
+    held = _chosen_runs(kv, pages)
     codes, scales = fp8_views(held[:, None])
     numbers = decode_rows(codes[:, 0], scales[:, 0], dtype)
     k, v = (numbers[:, side].reshape(heads, -1, numbers.shape[-1]) for side in range(_SIDES))
@@ -75,6 +72,8 @@ def _keys_and_values(
     kv: Tensor, pages: Tensor, dtype: torch.dtype, room: RowRoom
 ) -> tuple[Tensor, Tensor]:
     _, heads, sides, tokens, dim = kv.shape
+    if not _is_dense(kv):
+        return _beside_others(kv, pages, dtype, room)
     runs = kv.view(-1, tokens * dim)
     head = torch.arange(heads, device=kv.device)[:, None]
     chosen = ((pages * heads + head) * sides).flatten()
@@ -83,6 +82,40 @@ def _keys_and_values(
     def read(side: int) -> Tensor:
         rows = room.rows(_STORED[side], count, width, kv.dtype, kv.device)
         torch.index_select(runs, 0, chosen + side, out=rows)
+        if kv.dtype != dtype:
+            rows = room.rows(_NUMBERS[side], count, width, dtype, kv.device).copy_(rows)
+        return rows.view(heads, -1, dim)
+
+    return read(0), read(1)
+
+
+def _is_dense(kv: Tensor) -> bool:
+    """Return true if pages follow each other without a gap, so that all runs have one stride."""
+    return kv.stride(0) == kv.shape[1] * kv.stride(1)
+
+
+def _chosen_runs(kv: Tensor, pages: Tensor) -> Tensor:
+    """Return the FP8 rows of pages [n], one head after the other: [kv_heads * n, bytes]."""
+    heads = kv.shape[1]
+    if not _is_dense(kv):
+        return kv.index_select(0, pages).transpose(0, 1).flatten(0, 1)
+    # The rows of one head in one page are neighbours, so the gather copies runs of them.
+    head = torch.arange(heads, device=kv.device)[:, None]
+    return kv.view(-1, kv.shape[2]).index_select(0, (pages * heads + head).flatten())
+
+
+def _beside_others(
+    kv: Tensor, pages: Tensor, dtype: torch.dtype, room: RowRoom
+) -> tuple[Tensor, Tensor]:
+    """Read pages whose blocks have other parts behind keys and values, head by head."""
+    _, heads, _, tokens, dim = kv.shape
+    count, width = heads * len(pages), tokens * dim
+
+    def read(side: int) -> Tensor:
+        rows = room.rows(_STORED[side], count, width, kv.dtype, kv.device)
+        of_heads = rows.view(heads, len(pages), tokens, dim)
+        for head in range(heads):
+            torch.index_select(kv[:, head, side], 0, pages, out=of_heads[head])
         if kv.dtype != dtype:
             rows = room.rows(_NUMBERS[side], count, width, dtype, kv.device).copy_(rows)
         return rows.view(heads, -1, dim)

@@ -1,0 +1,1 @@
+"""The layers of Qwen4-Exp in PyTorch, with its draft layer."""
