@@ -130,9 +130,8 @@ _MOST_TOKENS = 2**31
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A checkpoint's config.json, for the reader of its family. outer: all fields; text: the fields
-    of the text model, `outer` itself in a flat file; generation: of generation_config.json, if
-    there is one."""
+    """A checkpoint's config.json, for the reader of its family. outer: all fields; text: those of
+    the text model, `outer` itself in a flat file; generation: of any generation_config.json."""
 
     outer: ConfigFields
     text: ConfigFields
@@ -150,8 +149,7 @@ class ConfigFile:
     def of(
         raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None, source: str = "config"
     ) -> "ConfigFile":
-        """Return the file with these contents. source: its name in error messages. Raises
-        ModelConfigError."""
+        """Return the file of these contents. source: its name in errors. Raises ModelConfigError."""
         outer = ConfigFields(raw, source)
         text = raw.get("text_config", raw)
         if not isinstance(text, dict):
@@ -199,8 +197,7 @@ class QuantizationConfig:
     @staticmethod
     def load(directory: Path) -> "QuantizationConfig":
         """Return the quantisation settings in a folder's config.json, at any nesting level used by
-        publishers. If the file cannot be read, return settings without a method. Raises
-        ModelConfigError."""
+        publishers; without a method if the file cannot be read. Raises ModelConfigError."""
         # A folder of weights alone may be read too.
         return QuantizationConfig.from_dict(*_raw_or_empty(directory))
 
@@ -325,12 +322,8 @@ class RopeSettings:
         yarn = _yarn(rope, text) if kind == "yarn" else None
         certain = scaling is None and yarn is None
         return RopeSettings(
-            theta=_either(rope, text, "rope_theta").number(
-                "rope_theta", _THETA if certain else None
-            ),
-            partial=_either(rope, text, "partial_rotary_factor").number(
-                "partial_rotary_factor", _PARTIAL
-            ),
+            theta=_either(rope, text, "rope_theta", _THETA if certain else None),
+            partial=_either(rope, text, "partial_rotary_factor", _PARTIAL),
             yarn=yarn,
             positions=_positions(rope, text, yarn),
         )
@@ -344,10 +337,9 @@ def _refuse_misplaced(text: ConfigFields, outer: ConfigFields) -> None:
             raise outer.error(name, "is beside text_config and not in it", "move it there")
 
 
-def _either(rope: ConfigFields, text: ConfigFields, name: str) -> ConfigFields:
-    """Return the JSON object with the field `name`: the rotary parameters, or in older configs the
-    text model's config."""
-    return text if name in text and name not in rope else rope
+def _either(rope: ConfigFields, text: ConfigFields, name: str, default: float | None) -> float:
+    """Return the number `name` of the rotary parameters, or in older configs of the text model."""
+    return (text if name in text and name not in rope else rope).number(name, default)
 
 
 def _yarn(rope: ConfigFields, text: ConfigFields) -> Yarn:

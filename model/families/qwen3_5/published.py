@@ -53,7 +53,8 @@ _LARGE_TOWER = (27, 1152, 16, 4304)
 
 
 def published_tower(name: str) -> VisionConfig | None:
-    """Return the vision tower of a published model, by its size or hub name; None for others."""
+    """Return the vision tower of a published model, by its size or its huggingface.co name; None
+    for another name."""
     size = size_of(name)
     if size not in PUBLISHED:
         return None

@@ -1,9 +1,8 @@
 """Transport by a kernel storing into a peer GPU's memory, for processes and GPUs of one host.
 
-Owns the export of this node's arena, its gate and mailbox, and the mapped arenas of peers. Owns
-also the compiled writer (cpp_cache/dataplane/peer_writer.h). The writer launches kernels, watches
-them and sends notifications without the interpreter's lock. Knows no layers and no transfers of
-prompts. Thread rule: base.py's; one lock.
+Owns the export of this node's arena, its gate and mailbox, the mapped arenas of peers, and the
+compiled writer (cpp_cache/dataplane/peer_writer.h). It launches kernels, watches them and notifies
+without the interpreter's lock. Knows no layers or transfers. Thread rule: base.py's; one lock.
 
 Invariants:
 1. Nothing waits for the GPU except disconnect(), because it must not unmap memory still written by
@@ -118,8 +117,7 @@ class PeerCopyTransport(Transport):
         """Bells rung when a notification arrives."""
         self._end_bells: list[Bell] = []
         self._digests: DigestQueue | None = None
-        """Queue computing the digests of held chunks; None before the first. All of them are sent
-        from one arena."""
+        """Queue for the digests of held chunks, all sent from one arena; None before the first."""
         self._endpoints: list[_PeerEndpoint] = []
         self._closed = False
 
@@ -149,8 +147,7 @@ class PeerCopyTransport(Transport):
 
     @property
     def retry_seconds(self) -> float:
-        """Return the seconds until a posted kernel has ended: it runs without delay, because its
-        stream waits for nothing."""
+        """Return the seconds until a posted kernel has ended: its stream waits for nothing."""
         return 0.5
 
     def ring_at_ends(self, bell: Bell) -> None:
@@ -358,8 +355,7 @@ class PeerCopyTransport(Transport):
                 self._disconnect(endpoint)
             if self._writer is not None:
                 self._writer.stop()
-            # Its launches read the arena: after this every question is answered, and no launch
-            # follows.
+            # Its launches read the arena: after this all are answered, and no launch follows.
             self._digests = None
             for bell in self._bells:
                 bell.forget(self._mailbox.descriptor)
