@@ -149,7 +149,7 @@ class ConfigFile:
     def of(
         raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None, source: str = "config"
     ) -> "ConfigFile":
-        """Return the file of these contents. source: its name in errors. Raises ModelConfigError."""
+        """Return a file of these contents. source: its name in errors. Raises ModelConfigError."""
         outer = ConfigFields(raw, source)
         text = raw.get("text_config", raw)
         if not isinstance(text, dict):
