@@ -77,6 +77,7 @@ class BenchConfig:
         "plain ones",
         ("", "fp8"),
     )
+    step_activations: str = option("auto", "as of tasuki serve", ("auto", "bf16", "fp8"))
     tensor_parallel: int = option(
         1, "measure so many ranks too, a GPU each, in the same run as one", aliases=("--tp-size",)
     )
@@ -181,6 +182,7 @@ class BenchConfig:
             device=self.device,
             dtype=self.dtype,
             ssm_dtype=self.ssm_dtype,
+            step_activations=self.step_activations,
             arena_mib=arena_mib,
             max_batch=self.max_batch,
             prefill_chunk_tokens=self.prefill_chunk_tokens,

@@ -27,6 +27,7 @@ FAMILIES = (
     "experts",
     "coded_experts",
     "tiles",
+    "fp8_rows",
     "gdn_prefill",
 )
 

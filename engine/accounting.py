@@ -1,9 +1,5 @@
 """Counters and measures of an engine: step times, seconds as a function of an amount, evictions,
-cache hits and usage.
-
-Owns counters and a bounded memory of evictions. It decides nothing. Thread rule: the engine loop's.
-A hit's usable tokens and causes always add up to the prompt.
-"""
+cache hits and usage."""
 
 import time
 from bisect import bisect_left
@@ -12,13 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasuki.engine.messages.reports import (
-    CAUSES_IN_ORDER,
-    LOAD_DECLINED,
-    LOAD_FAILED,
-    NOT_PULLED,
-    TEMPLATE_CHANGED,
-)
 from tasuki.engine.speculation.drafting import DraftSource
 from tasuki.pycache._cpp_cache import CheckpointKind, Match, MissReasons, PageMatch, TierLoad
 from tasuki.pycache._cpp_cache import Eviction as Decision
@@ -35,14 +24,12 @@ FRESH = 64
 _KEPT = 0.95
 """Factor on the weight of all older samples when a sample is added."""
 _SPREAD = 0.1
-"""Smallest relative standard deviation of the amounts to fit a slope. Below it a slope is treated
-as noise."""
+"""Smallest relative standard deviation of the amounts to fit a slope. Below it a slope is noise."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Estimated seconds as a linear function of an amount: `fixed` seconds, plus `each` for every
-    unit."""
+    """Estimated seconds as a linear function of an amount: `fixed`, plus `each` for every unit."""
 
     fixed: float
     each: float
@@ -141,7 +128,7 @@ def causes_of(reasons: MissReasons) -> dict[str, int]:
     `below` becomes `LOAD_DECLINED`: a tier has the tokens, but they were not loaded."""
     causes = reasons.as_dict()
     declined = causes.pop("below", None)
-    return causes if declined is None else {LOAD_DECLINED: declined, **causes}
+    return causes if declined is None else {m.LOAD_DECLINED: declined, **causes}
 
 
 def _counts(
@@ -175,8 +162,8 @@ def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
     (server/auth/tenants.py). Invariant: usable_tokens + the sum of causes does not change.
     """
     known = min(max(computed.usable_tokens, held.usable_tokens), computed.prompt_tokens)
-    causes = dict.fromkeys((NOT_PULLED, *CAUSES_IN_ORDER), 0)
-    causes[NOT_PULLED] = known - computed.usable_tokens
+    causes = dict.fromkeys((m.NOT_PULLED, *m.CAUSES_IN_ORDER), 0)
+    causes[m.NOT_PULLED] = known - computed.usable_tokens
     for cause, start, stop in _spans(computed):
         start = max(start, known)
         if cause != "new":
@@ -191,10 +178,9 @@ def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
 
 
 def _spans(hit: HitBreakdown) -> Iterator[tuple[str, int, int]]:
-    """Yield each cause with its range of tokens [start, stop), in the prefix tree's order along the
-    prompt."""
+    """Yield each cause with its range of tokens [start, stop), in the prefix tree's order."""
     start = hit.usable_tokens
-    for cause in CAUSES_IN_ORDER:
+    for cause in m.CAUSES_IN_ORDER:
         stop = start + hit.causes.get(cause, 0)
         yield cause, start, stop
         start = stop
@@ -242,8 +228,7 @@ class EvictionLedger:
         return made
 
     def lost(self, match: Match) -> EvictedCheckpoint | None:
-        """Return the evicted state with the most tokens of the prompt; None if the cache remembers
-        none."""
+        """Return the evicted state with the most tokens of the prompt; None if none is known."""
         lost = match.lost
         if lost is None:
             return None
@@ -308,7 +293,7 @@ def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
     causes = dict(hit.causes)
     failed = 0
     # The tree assigns its causes to a prompt in this order, from the last usable token on.
-    for cause in CAUSES_IN_ORDER:
+    for cause in m.CAUSES_IN_ORDER:
         taken = min(left, causes.get(cause, 0))
         if taken:
             causes[cause] -= taken
@@ -316,7 +301,7 @@ def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
             failed += taken
     in_pages = None if hit.in_pages is None else with_failed(hit.in_pages, boundary)
     if failed:
-        causes[LOAD_FAILED] = failed
+        causes[m.LOAD_FAILED] = failed
     return replace(hit, causes=causes, in_pages=in_pages)
 
 
@@ -326,8 +311,7 @@ def with_changed(hit: HitBreakdown, changed: tuple[int, int] | None) -> HitBreak
     Pure. Invariant: usable tokens + causes equal the prompt.
 
     changed: tokens [begin, end) of the prompt different from the previous turn; None: no
-    difference. Only tokens new to the prefix tree can have this cause. They are the end of the
-    prompt.
+    difference. Only tokens new to the prefix tree can have this cause. They end the prompt.
     """
     if changed is None:
         return hit
@@ -337,7 +321,7 @@ def with_changed(hit: HitBreakdown, changed: tuple[int, int] | None) -> HitBreak
     if tokens <= 0:
         return hit
     in_pages = None if hit.in_pages is None else with_changed(hit.in_pages, changed)
-    causes = {**hit.causes, "new": new - tokens, TEMPLATE_CHANGED: tokens}
+    causes = {**hit.causes, "new": new - tokens, m.TEMPLATE_CHANGED: tokens}
     return replace(hit, causes=causes, in_pages=in_pages, template_changed_at=begin)
 
 

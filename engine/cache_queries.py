@@ -1,7 +1,4 @@
-"""Answers to questions of API servers about an engine: its cache, counters and free capacity.
-
-Thread rule: the engine loop's. Each question is answered immediately, between two steps.
-"""
+"""Answers to questions of API servers about an engine: its cache, counters and free capacity."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +8,6 @@ from tasuki.engine.scheduling.pictures_elsewhere import Pictures
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats
-from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.packed import pack_events, pack_tree
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
@@ -32,15 +28,6 @@ _TREE = (
 
 def _counts(holder: PoolCounts | TreeStats, names: Sequence[str]) -> dict[str, int]:
     return {name: getattr(holder, name) for name in names}
-
-
-def _stored(weights: str, layout: CacheLayout) -> dict[str, str]:
-    return {
-        "weights": weights,
-        "kv": layout.page_dtype,
-        "states": layout.state_dtype,
-        "draft_layers": str(layout.draft_layers),
-    }
 
 
 class CacheQueries:
@@ -71,7 +58,13 @@ class CacheQueries:
         self._intake = intake
         self._emit = emit
         self._tiers = tiers
-        self._stored = _stored(weights, cache.arena.layout)
+        layout = cache.arena.layout
+        self._stored = {
+            "weights": weights,
+            "kv": layout.page_dtype,
+            "states": layout.state_dtype,
+            "draft_layers": str(layout.draft_layers),
+        }
         self._integrity = "ok"
 
     def handle(self, message: m.CacheQuery) -> None:

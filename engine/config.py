@@ -79,6 +79,7 @@ class EngineConfig:
             "dtype",
             "kv_dtype",
             "ssm_dtype",
+            "step_activations",
             "draft_layer",
             "vision",
             "ngram_table",
@@ -127,6 +128,12 @@ class EngineConfig:
         ("auto", "bf16", "fp8"),
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
+    step_activations: str = option(
+        "auto",
+        "activations of answers beside FP8 weights; auto: bf16; fp8: FP8 rows, in one arithmetic "
+        "with prompts; equal on a pair",
+        ("auto", "bf16", "fp8"),
+    )
     draft_layer: str = option(
         "auto",
         "cache of the draft layer (mtp.*); auto: if the checkpoint has one; off: no "
@@ -172,8 +179,7 @@ class EngineConfig:
     )
     disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB of all ranks")
     disk_write_budget: float | None = option(
-        None,
-        "long-run writes to disk_cache, MB/s, by the drive's endurance; not given: no bound",
+        None, "long-run writes to disk_cache, MB/s, by the drive's endurance; not given: no bound"
     )
     remote_cache: str | None = option(
         None,
@@ -188,8 +194,7 @@ class EngineConfig:
         None, "long-run writes to remote_cache, MB/s; not given: no bound"
     )
     remote_endpoint: str | None = option(
-        None,
-        "URL of the store with remote_cache; not given: AWS_ENDPOINT_URL, or else AWS itself",
+        None, "URL of the store with remote_cache; not given: AWS_ENDPOINT_URL, or else AWS itself"
     )
     remote_credentials: str | None = option(
         None,
@@ -317,6 +322,11 @@ class EngineConfig:
             raise EngineConfigError(f"host_cache_gib must be auto or above 0, not {host}")
         self._check_disk()
         self._check_remote()
+        for tier in ("disk", "remote"):
+            for name in (f"{tier}_cache_gib", f"{tier}_write_budget"):
+                value = getattr(self, name)
+                if value is not None and not 0 < value < float("inf"):
+                    raise EngineConfigError(f"{name} must be above 0, not {value}")
         for name in ("queue_timeout", "watchdog_timeout", "ttft_target", "rank_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds <= LONGEST_SECONDS:
@@ -347,10 +357,6 @@ class EngineConfig:
             raise EngineConfigError("disk_cache is below host memory: give host_cache_gib too")
         if self.disk_write_budget is not None and self.disk_cache is None:
             raise EngineConfigError("disk_write_budget is of disk_cache: give that too")
-        for name in ("disk_cache_gib", "disk_write_budget"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise EngineConfigError(f"{name} must be above 0, not {value}")
 
     def _check_remote(self) -> None:
         if (self.remote_cache is None) != (self.remote_cache_gib is None):
@@ -371,10 +377,6 @@ class EngineConfig:
         for name in ("remote_write_budget", "remote_endpoint", "remote_credentials"):
             if getattr(self, name) is not None and self.remote_cache is None:
                 raise EngineConfigError(f"{name} is of remote_cache: give that too")
-        for name in ("remote_cache_gib", "remote_write_budget"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise EngineConfigError(f"{name} must be above 0, not {value}")
 
     @property
     def compute_dtype(self) -> str:
@@ -394,6 +396,11 @@ class EngineConfig:
     def stored_kv(self) -> str:
         """Return the dtype of keys and values in pages, named as in `pycache.layout`."""
         return {"auto": self.compute_dtype, "bf16": "bfloat16", "fp8": FP8_ROWS}[self.kv_dtype]
+
+    @property
+    def rounded_steps(self) -> str:
+        """Return `step_activations` with auto resolved, as the contract names it."""
+        return "bf16" if self.step_activations == "auto" else self.step_activations
 
     def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
         """Return the config with `speculate` resolved. With `auto`, a GPU without tensor

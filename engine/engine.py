@@ -50,8 +50,7 @@ _GATHERING_SECONDS = 0.002
 """Longest wait for messages at a time, in seconds. It is short, because the forward in flight may
 end earlier than expected."""
 _POLLING_SECONDS = 0.002
-"""Seconds until an otherwise idle loop checks again if a grammar is compiled, or a picture
-decoded."""
+"""Seconds until an otherwise idle loop checks again for a compiled grammar or decoded picture."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,7 @@ class Engine:
         side: MakeHandover,
         clock: Clock = time.monotonic,
     ) -> None:
-        """side: makes the role's handling of requests. clock: returns seconds, for requests'
-        waiting times."""
+        """side: makes the role's handling of requests. clock: seconds, for requests' waits."""
         cache, runner, limits = memory.cache, compute.runner, sizes.limits
         grammars, behind = compute.grammars, memory.behind
         self.max_batch = max_batch = sizes.max_batch
@@ -152,36 +150,18 @@ class Engine:
         self._costs = router.costs
         self._handover = side(
             HandoverContext(
-                cache,
-                self._plans,
-                self._scheduler,
-                self._intake,
-                router,
-                self._ledger,
-                limits.working_slots,
-                emit,
-                grammars,
-                clock,
-                self._tiers,
-                behind,
+                *(cache, self._plans, self._scheduler, self._intake, router, self._ledger),
+                *(limits.working_slots, emit, grammars, clock, self._tiers, behind),
             )
         )
         self._landing = Completion(cache, self._plans, self._scheduler, self._handover)
         self._queries = CacheQueries(
-            cache,
-            self._handover,
-            self._scheduler,
-            self._times,
-            self._intake,
-            emit,
-            self._tiers,
-            sizes.weights,
-            compute.pictures,
+            *(cache, self._handover, self._scheduler, self._times, self._intake, emit),
+            *(self._tiers, sizes.weights, compute.pictures),
         )
 
     def prepare(self) -> None:
-        """Prepare once, on the stepping thread, before the first step. May take seconds on a
-        GPU."""
+        """Prepare once, on the stepping thread, before all steps. May take seconds on a GPU."""
         self._plans.prepare()
         self._grammars.prepare()
         if self._behind is not None:
@@ -292,7 +272,8 @@ class Engine:
         self._stepped_at = ended
         if not self._handover.requests:
             self._intake.at_rest()
-        worked = bool(work) or goes_on or self._handover.waits or self._is_encoding
+        encodes = self._pictures is not None and self._pictures.is_busy
+        worked = bool(work) or goes_on or self._handover.waits or encodes
         return worked if self._tiers is None else self._goes_on(self._tiers, worked)
 
     def _encode(self, pictures: Pictures) -> None:
@@ -303,10 +284,6 @@ class Engine:
         step_seconds = self._answer_seconds if answering else None
         for unseen in pictures.advance(step_seconds, in_flight=in_flight):
             self._handover.reject(unseen.request, unseen.error)
-
-    @property
-    def _is_encoding(self) -> bool:
-        return self._pictures is not None and self._pictures.is_busy
 
     @staticmethod
     def _goes_on(tiers: LowerTiers, worked: bool) -> bool:
@@ -326,8 +303,7 @@ class Engine:
         return min(self._planning.wait, _GATHERING_SECONDS)
 
     def gather(self) -> None:
-        """Advance hand-overs before the loop waits for messages, because the next plan is not due
-        yet."""
+        """Advance hand-overs before the loop waits for messages, as no plan is due yet."""
         self._gathered = True
         self._handover.advance()
 

@@ -23,6 +23,7 @@ Invariants:
 """
 
 import struct
+from collections.abc import Sized
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
 
@@ -244,18 +245,9 @@ class ForwardPlan:
         return self.has_pictures or any(item.ids_before for item in self.joined)
 
     def encode(self) -> bytes:
-        counts = (
-            len(self.copies),
-            len(self.left),
-            len(self.joined),
-            len(self.new_pages),
-            len(self.rows),
-            len(self.tokens),
-            len(self.checkpoints),
-            len(self.scored),
-            len(self.folds),
-            len(self.guesses),
-            len(self.first_guesses),
+        counted: tuple[Sized, ...] = (
+            *(self.copies, self.left, self.joined, self.new_pages, self.rows, self.tokens),
+            *(self.checkpoints, self.scored, self.folds, self.guesses, self.first_guesses),
         )
         pages = [item.pages for item in self.new_pages]
         lists: list[int] = [number for copy in self.copies for number in copy]
@@ -271,7 +263,7 @@ class ForwardPlan:
         for guess in self.guesses + self.first_guesses:
             lists += (guess.row, guess.count)
         parts = [
-            _HEAD.pack(self.number, *counts),
+            _HEAD.pack(self.number, *map(len, counted)),
             np.array(lists, dtype=_WIRE).tobytes(),
             self.rows.columns.astype(_WIRE, copy=False).tobytes(),
             self.tokens.astype(_WIRE, copy=False).tobytes(),
@@ -298,17 +290,9 @@ def _encode_joined(item: JoinedSequence) -> bytes:
         rest = msgspec.msgpack.encode(replace(sampling, seed=0))
     seed = sampling.seed.to_bytes(sampling.seed.bit_length() // 8 + 1, "little", signed=True)
     fixed = _JOINED.pack(
-        item.batch_index,
-        len(item.slots),
-        item.max_rows,
-        sampling.temperature,
-        sampling.top_p,
-        sampling.top_k,
-        len(seed),
-        len(rest),
-        len(before.prompt),
-        len(before.output),
-        before.begins,
+        *(item.batch_index, len(item.slots), item.max_rows),
+        *(sampling.temperature, sampling.top_p, sampling.top_k),
+        *(len(seed), len(rest), len(before.prompt), len(before.output), before.begins),
     )
     lists = (before.prompt, before.output)
     return b"".join(
@@ -368,19 +352,8 @@ class _Reader:
 
     def joined(self) -> JoinedSequence:
         fixed = _JOINED.unpack(self.bytes(_JOINED.size))
-        (
-            batch_index,
-            slots,
-            max_rows,
-            temperature,
-            top_p,
-            top_k,
-            seed,
-            rest,
-            prompt,
-            output,
-            begins,
-        ) = fixed
+        batch_index, slots, max_rows, temperature, top_p, top_k, *sizes = fixed
+        seed, rest, prompt, output, begins = sizes
         ids = tuple(self.ints(slots).tolist())
         number = int.from_bytes(self.bytes(seed), "little", signed=True)
         sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=number)
@@ -431,7 +404,7 @@ class _Reader:
         )
 
     def end(self) -> None:
-        if self._at != len(self._data):
+        if not self.is_over:
             raise PlanError(f"a plan of {len(self._data)} bytes should end after {self._at}")
 
 

@@ -1,9 +1,5 @@
-"""Forwards in flight: the time to plan the next one, its way to the runner, and its sampled tokens.
-
-Owns the order of all operations in the arena. Thread rule: the engine loop's. A copy, or a fold
-(storing a state after accepted drafts), already decided runs before the next launch or recorded
-event.
-"""
+"""Forwards in flight: the time to plan the next one, its way to the runner, and its sampled
+tokens."""
 
 import time
 from collections import defaultdict, deque
@@ -67,8 +63,7 @@ class PlanningTime:
             lambda: deque(maxlen=_REMEMBERED)
         )
         self._planning = 0.0
-        """Seconds from the start of a plan to its launch: the longest of the latest plans, slowly
-        decaying."""
+        """Seconds from the start of a plan to its launch: the longest lately, slowly decaying."""
         self._slack = _FIRST_SLACK
         self._due: float | None = None
         self._in_flight: ScheduledForward | None = None
@@ -97,8 +92,7 @@ class PlanningTime:
         return 0.0 if self._due is None else max(0.0, self._due - self._clock())
 
     def _begin(self) -> None:
-        """Set the due time of the next plan: the forward in flight, if any, begins on the device
-        now."""
+        """Set the due time of the next plan: the forward in flight, if any, begins now."""
         self._due = None
         if self._in_flight is None:
             return
@@ -156,8 +150,7 @@ class PlanStream:
         self._runner.check_device()
 
     def launch(self, scheduled: ScheduledForward) -> LaunchedForward:
-        """Start the forward. Raises errors found at the launch; then no part of the forward is in
-        flight."""
+        """Start the forward. Raises errors found at the launch; then no part of it is in flight."""
         plan = self._planner.plan(scheduled, self._cache.take_copies(), self._take_folds())
         return LaunchedForward(scheduled, self._runner.launch(plan))
 
@@ -196,11 +189,7 @@ class Completion:
     """
 
     def __init__(
-        self,
-        cache: HybridPrefixCache,
-        plans: PlanStream,
-        scheduler: Scheduler,
-        handover: Handover,
+        self, cache: HybridPrefixCache, plans: PlanStream, scheduler: Scheduler, handover: Handover
     ) -> None:
         self._cache = cache
         self._plans = plans

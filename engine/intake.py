@@ -74,11 +74,9 @@ class Intake:
         """Return the error for a prompt this engine can never serve: empty, with unknown tokens, or
         too long. Return None if it can. final_length: most tokens ever forwarded for it."""
         if len(prompt) == 0:
-            return m.RequestError(m.ErrorKind.INVALID, "prompt is empty: send at least one token")
+            return _invalid("prompt is empty: send at least one token")
         if not (self.is_token(int(prompt.min())) and self.is_token(int(prompt.max()))):
-            return m.RequestError(
-                m.ErrorKind.INVALID, f"prompt holds a token outside [0, {self._limits.vocab_size})"
-            )
+            return _invalid(f"prompt holds a token outside [0, {self._limits.vocab_size})")
         limit = self.max_request_tokens
         if final_length > limit:
             return m.RequestError(
@@ -105,8 +103,9 @@ class Intake:
         Return None for a prompt of text."""
         shape = self._limits.pictures
         if shape is None:
-            return m.RequestError(m.ErrorKind.INVALID, _BLIND) if submit.pictures else None
-        absence = next(filter(None, map(_absence, submit.pictures)), None)
+            return _invalid(_BLIND) if submit.pictures else None
+        files = (file for picture in submit.pictures for file in picture.files)
+        absence = next(filter(None, (file.data.absence for file in files)), None)
         if absence is not None:
             return m.RequestError(
                 m.ErrorKind.OVERLOADED, f"a picture did not arrive ({absence}); ask again"
@@ -114,7 +113,7 @@ class Intake:
         try:
             return placed_pictures(submit, shape)
         except PicturePlaceError as error:
-            return m.RequestError(m.ErrorKind.INVALID, f"prompt: {error}")
+            return _invalid(f"prompt: {error}")
 
     def handed(
         self, message: m.PrefillReserve
@@ -125,13 +124,13 @@ class Intake:
         if not (message.pictures or has_pictures(keys)):
             return same_tokens(keys), None
         if shape is None:
-            return m.RequestError(m.ErrorKind.INVALID, _BLIND)
+            return _invalid(_BLIND)
         if not message.pictures and is_copy(message):
             return unseen_pictures(keys, shape)
         try:
             return handed_pictures(keys, message.pictures, shape)
         except PicturePlaceError as error:
-            return m.RequestError(m.ErrorKind.INVALID, f"prompt: {error}")
+            return _invalid(f"prompt: {error}")
 
     def scoring_refusal(self, prompt: m.Tokens, top: int | None) -> m.RequestError | None:
         """Return the error for a prompt impossible to score; None if it can be scored. top:
@@ -139,10 +138,7 @@ class Intake:
         if top is None:
             return None
         if not 0 <= top <= MAX_TOP_LOGPROBS:
-            return m.RequestError(
-                m.ErrorKind.INVALID,
-                f"prompt_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}",
-            )
+            return _invalid(f"prompt_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}")
         if len(prompt) * (top + 1) > MAX_PROMPT_SCORES:
             return m.RequestError(
                 m.ErrorKind.TOO_LONG,
@@ -158,9 +154,7 @@ class Intake:
             return None
         if self.is_token(int(prediction.min())) and self.is_token(int(prediction.max())):
             return None
-        return m.RequestError(
-            m.ErrorKind.INVALID, f"prediction holds a token outside [0, {self._limits.vocab_size})"
-        )
+        return _invalid(f"prediction holds a token outside [0, {self._limits.vocab_size})")
 
     def sampling_refusal(self, sampling: SamplingParams) -> m.RequestError | None:
         """Return the error if a logit adjustment names a token outside the vocabulary, else None.
@@ -168,8 +162,7 @@ class Intake:
         for field, tokens in sampling.named_tokens.items():
             outside = [token for token in tokens if not self.is_token(token)]
             if outside:
-                return m.RequestError(
-                    m.ErrorKind.INVALID,
+                return _invalid(
                     f"{field} names token {outside[0]}, which is outside the vocabulary: use ids "
                     f"in [0, {self._limits.vocab_size})",
                 )
@@ -201,6 +194,5 @@ def is_copy(message: m.PrefillReserve) -> bool:
     return asked.sampling.max_new_tokens == 1 and asked.offered == len(message.prompt) - 1
 
 
-def _absence(picture: m.PromptPicture) -> str | None:
-    """Return why a picture's file is not in this process; None if it is, or needs none."""
-    return next(filter(None, (file.data.absence for file in picture.files)), None)
+def _invalid(reason: str) -> m.RequestError:
+    return m.RequestError(m.ErrorKind.INVALID, reason)

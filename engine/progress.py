@@ -10,8 +10,7 @@ Invariants:
    index i, or 0. Batch index and number together show if a sequence still runs.
 2. num_computed <= num_scheduled. With two working slots, the forward in flight never writes the
    slot of the computed tokens.
-3. A Progress of an ended sequence cannot be read, because another sequence may have its batch
-   index.
+3. A Progress of an ended sequence cannot be read, as another may have its batch index.
 """
 
 from dataclasses import dataclass
@@ -37,12 +36,7 @@ class NextTokens:
     sampled_before: NDArray[np.bool_]
 
     def take(self, rows: NDArray[np.intp]) -> "NextTokens":
-        return NextTokens(
-            self.starts[rows],
-            self.read_index[rows],
-            self.write_index[rows],
-            self.sampled_before[rows],
-        )
+        return NextTokens(*(column[rows] for column in vars(self).values()))
 
 
 class ProgressTable:

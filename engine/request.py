@@ -71,8 +71,7 @@ class AwaitingPrefill(State, phase=m.RequestPhase.AWAITING_PREFILL):
 
 
 class Pulling(State, phase=m.RequestPhase.PULLING):
-    """(prefill) The tokens offered by the receiver are being pulled; the request itself holds no
-    memory."""
+    """(prefill) The tokens offered by the receiver are being pulled; it holds no memory itself."""
 
 
 class AwaitingMedia(State, phase=m.RequestPhase.AWAITING_MEDIA):
@@ -136,8 +135,7 @@ class Active(State):
 
     @property
     def next_index(self) -> int:
-        """Return the index of the working slot written by the next forward: the other one of
-        two."""
+        """Return the index of the working slot written next: the other one of two."""
         return (self.progress.scheduled_slot + 1) % len(self.slots)
 
     @property
@@ -172,8 +170,7 @@ class Decoding(Active, phase=m.RequestPhase.DECODING):
 
 @dataclass(frozen=True)
 class HandingOver(State, phase=m.RequestPhase.HANDING_OVER):
-    """(prefill) The first token was emitted. Layer chunks may still be read from the allocation's
-    pages and slot."""
+    """(prefill) The first token was emitted. Layer chunks may still be read from the allocation."""
 
     allocation: Allocation
 
@@ -221,8 +218,7 @@ class PromptScoring:
     tokens: PromptTokens
 
     def count(self, start: int, stop: int) -> int:
-        """Return the number of tokens in [start, stop) with a following prompt token to be
-        scored."""
+        """Return the number of tokens in [start, stop) with a prompt token after it to score."""
         return max(0, min(stop, len(self.tokens) - 1) - start)
 
 
@@ -353,8 +349,7 @@ class Request:
 
     @property
     def final_length(self) -> int:
-        """Return the largest number of tokens ever forwarded: the last sampled one is not
-        forwarded."""
+        """Return the largest number of tokens ever forwarded: the last one is not."""
         return self._prompt_length + max(self.sampling.max_new_tokens, 1) - 1
 
     @property

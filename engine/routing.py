@@ -1,8 +1,4 @@
-"""The choice of the node to compute a prompt, by costs learned from this engine's own forwards.
-
-Owns decayed sums and no clock: callers bring durations. Thread rule: the engine loop's. Equal
-arguments give equal decisions. Without measured rates the configured constants decide.
-"""
+"""The choice of the node to compute a prompt, by costs learned from this engine's own forwards."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -45,8 +41,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class RoutingDecision:
-    """A choice with its estimates. estimates: seconds by name; empty if a configured constant
-    decided."""
+    """A choice with its estimates. estimates: seconds by name; empty if a constant decided."""
 
     choice: Choice
     estimates: dict[str, float] = field(default_factory=dict)
@@ -107,18 +102,13 @@ class CostLearner:
     forwarded: LineFit = field(default_factory=LineFit)
 
     def rates(self) -> Rates:
-        return Rates(*(fit.line() for fit in self._fits))
+        return Rates(**{name: fit.line() for name, fit in vars(self).items()})
 
     def judged(self) -> None:
         """Count a decision. The fits grow older with decisions until they get a new sample."""
-        for fit in self._fits:
+        for fit in vars(self).values():
             stale = fit.verdicts_since > FRESH
             fit.verdicts_since = 0 if stale else fit.verdicts_since + 1
-
-    @property
-    def _fits(self) -> tuple[LineFit, ...]:
-        """Return the fits in the order of the fields of Rates."""
-        return self.here, self.there, self.sent, self.pulled, self.forwarded
 
 
 ASSUMED = Line(0.01, 1e-4)
@@ -298,8 +288,7 @@ class Router:
         )
 
     def pull_seconds(self) -> Line | None:
-        """Return the line of a pull's seconds over its tokens; None if too few pulls were
-        measured."""
+        """Return the line of a pull's seconds over its tokens; None if too few are measured."""
         by_bytes = self.costs.pulled.line()
         if by_bytes is None:
             return None
@@ -314,15 +303,13 @@ class Router:
 
     def state_bytes(self, held: int, tokens: int) -> int:
         """Return the bytes to send to a node for its missing part of a prompt: the state after
-        `tokens` tokens, and their pages. held: number of first tokens with KV at this node
-        already."""
+        `tokens` tokens, and their pages. held: number of first tokens with KV there."""
         pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
         return pages * self._page_bytes + self._state_bytes
 
 
 def usable_here(match: Match) -> int:
-    """Return the number of first tokens usable on this node, including tokens loadable from below
-    the arena."""
+    """Return the number of first tokens usable on this node, also those loadable from below."""
     return max([match.usable_tokens, *(stored.boundary for stored in match.stored)])
 
 

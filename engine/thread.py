@@ -45,8 +45,7 @@ class EngineThread:
         self._on_failure = on_failure
         self._watchdog_timeout = watchdog_timeout
         self._moved: float | None = None
-        """Time of the last step's end, on the monotonic clock; None while there is nothing to
-        do."""
+        """Time of the last step's end, on the monotonic clock; None while idle."""
         self._inbox: SimpleQueue[Inbox | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._prepared = threading.Event()
@@ -128,8 +127,7 @@ class EngineThread:
 
     def _take_messages(self, wait: float | None) -> None:
         """Handle all messages in the inbox. If there are none, wait up to `wait` seconds for the
-        first one; None: wait without a limit. Answers to queries leave immediately, before any
-        forward."""
+        first one; None: wait without a limit. Answers to queries leave before any forward."""
         messages = self._messages(wait)
         self._moved = time.monotonic()
         for message in messages:

@@ -286,14 +286,43 @@ class Phase(Enum):
     Otherwise a verified draft, or a partly cached prompt, would give other tokens than the same
     tokens one by one.
 
-    STEP: tokens of an answer, one by one or several verified together; activations stay
-    unquantised.
+    STEP: tokens of an answer, one by one or several verified together.
 
-    PROMPT: tokens of prompts; activations may be quantised like the weights.
+    PROMPT: tokens of prompts.
     """
 
     STEP = "step"
     PROMPT = "prompt"
+
+
+class Activations(Enum):
+    """Form of activations in products with FP8 weights.
+
+    MODEL: in the model's dtype. LIBRARY: as FP8 rows if PyTorch's library multiplies them, else in
+    the model's dtype. ROWS: always as FP8 rows, in one order of sums for any number of rows.
+    """
+
+    MODEL = "model"
+    LIBRARY = "library"
+    ROWS = "rows"
+
+
+@dataclass(frozen=True)
+class PhaseActivations:
+    """Form of activations in each phase."""
+
+    steps: Activations = Activations.MODEL
+    prompts: Activations = Activations.LIBRARY
+
+    def of(self, phase: Phase) -> Activations:
+        """Return the form of activations in a phase."""
+        return self.steps if phase is Phase.STEP else self.prompts
+
+
+BF16_STEPS = PhaseActivations()
+"""Activations of steps are not quantised."""
+FP8_STEPS = PhaseActivations(Activations.ROWS, Activations.ROWS)
+"""All activations are FP8 rows, of one arithmetic in steps and prompts."""
 
 
 class LayerHooks(Protocol):

@@ -23,7 +23,7 @@ from tasuki.transfer.chunks.digest import ChunkDigester, Digester
 from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer, slabs_kept_back
 from tasuki.transfer.precision.layer_codec import LayerCodec, TorchLayerCodec
 from tasuki.transfer.precision.wire_layout import WireUnits
-from tasuki.transfer.protocol.contract import NOT_USED, Contract
+from tasuki.transfer.protocol.contract import BF16_NAME, NOT_USED, Contract
 from tasuki.transfer.ranks.ranked_source import RankedSource
 from tasuki.transfer.ranks.region import RankRegion, RankSpans
 from tasuki.transfer.receiving.receiver import Receiver
@@ -80,6 +80,7 @@ class DataPlane:
         name: str,
         constants: str = NOT_USED,
         weights_format: str = NOT_USED,
+        step_activations: str = BF16_NAME,
         pictures: Mapping[str, str] = MappingProxyType({}),
     ) -> "DataPlane":
         """Make a data plane of a memory region with the arenas of several ranks, otherwise like
@@ -102,6 +103,7 @@ class DataPlane:
                 ucx=transport.libraries.get("ucx", NOT_USED),
                 constants=constants,
                 weights_format=weights_format,
+                step_activations=step_activations,
                 pictures=pictures,
             ),
             NodeIdentity.new(name, kind, transport.metadata(), spans.slabs, ranks=spans.ranks),
@@ -121,15 +123,16 @@ class DataPlane:
         arena: ArenaKey = ONLY_ARENA,
         constants: str = NOT_USED,
         weights_format: str = NOT_USED,
+        step_activations: str = BF16_NAME,
         pictures: Mapping[str, str] = MappingProxyType({}),
     ) -> "DataPlane":
         """Make a data plane of one arena.
 
         memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device; only they are
         registered here. wire: precision of sent KV and state; None: exact. arena: key of this arena
-        in the node; by default the only one. constants, weights_format: values of the model and of
-        its weights, for the contract. pictures: its fields for pictures. Raises TransportError,
-        WireError.
+        in the node; by default the only one. constants, weights_format, step_activations: values of
+        the model, of its weights and of its products, for the contract. pictures: its fields for
+        pictures. Raises TransportError, WireError.
         """
         warn_if_armed()
         wire = wire or WireSettings()
@@ -162,6 +165,7 @@ class DataPlane:
                 ucx=transport.libraries.get("ucx", NOT_USED),
                 constants=constants,
                 weights_format=weights_format,
+                step_activations=step_activations,
                 pictures=pictures,
             ),
             NodeIdentity.new(name, kind, transport.metadata(), slabs, arena),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from tasuki.model.config import DeltaNetConfig, MoeShape
-from tasuki.model.forward import Phase
+from tasuki.model.forward import Activations
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
 from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
@@ -26,18 +26,23 @@ def cases(stage: Stage) -> Iterator[Case]:
     for form in _FORMATS:
         weights = _weights(stage, config, form)
         for tokens in (1, 4, 16, 32, 64, 128):
-            yield _block(stage, config, weights, form, tokens, Phase.STEP)
-        yield _block(stage, config, weights, form, 8192, Phase.PROMPT)
+            yield _block(stage, config, weights, form, tokens, Activations.MODEL)
+        yield _block(stage, config, weights, form, 8192, Activations.LIBRARY)
         del weights
         torch.cuda.empty_cache()
 
 
 def _block(
-    stage: Stage, config: DeltaNetConfig, weights: MoeWeights, form: str, tokens: int, phase: Phase
+    stage: Stage,
+    config: DeltaNetConfig,
+    weights: MoeWeights,
+    form: str,
+    tokens: int,
+    activations: Activations,
 ) -> Case:
-    turns = _TURNS if phase is Phase.STEP else 2
-    case = block_case(stage, config, weights, tokens, phase=phase, turns=turns)
-    return replace(case, name=f"{form} {case.name} of {phase.value}s")
+    turns = _TURNS if activations is Activations.MODEL else 2
+    case = block_case(stage, config, weights, tokens, activations=activations, turns=turns)
+    return replace(case, name=f"{form} {case.name}, activations as {activations.value}")
 
 
 def _weights(stage: Stage, config: DeltaNetConfig, form: str) -> MoeWeights:

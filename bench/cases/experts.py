@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import DeltaNetConfig, MoeShape
-from tasuki.model.forward import Phase
+from tasuki.model.forward import Activations
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.permute import permute, unpermute
 from tasuki.model.ops.moe.permute_index import permute_index
@@ -111,7 +111,7 @@ def block_case(
     weights: MoeWeights,
     tokens: int,
     *,
-    phase: Phase = Phase.STEP,
+    activations: Activations = Activations.MODEL,
     turns: int = _BLOCK_TURNS,
 ) -> Case:
     """Return the case of a whole mixture-of-experts block of the model 35B-A3B."""
@@ -126,7 +126,7 @@ def block_case(
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     return Case(
         f"experts of 35b-a3b, {tokens} tokens",
-        [partial(moe, x, weights, config, rows, side, phase) for x in inputs],
+        [partial(moe, x, weights, config, rows, side, activations) for x in inputs],
         bytes=routed * touched + always + 2 * inputs[0].nbytes,
         flops=2.0 * tokens * config.hidden * (3 * inner + shape.experts),
     )

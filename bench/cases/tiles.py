@@ -4,7 +4,8 @@ fill the tables of `model/ops/linear/fp8_product.py`."""
 from collections.abc import Iterator
 from functools import partial
 
-from tasuki.model.ops.linear.fp8_product import Tile, fp8_product, fp8_product_swiglu, tile_for
+from tasuki.model.ops.linear.fp8_product import fp8_product, fp8_product_swiglu, tile_for
+from tasuki.model.ops.linear.product_tiles import Tile
 
 from .case import Case, Stage, turns_to_overflow
 from .products import in_blocks

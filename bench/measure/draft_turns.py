@@ -19,6 +19,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import draft_limit
 from tasuki.engine.assembly.parts import (
     EngineParts,
+    activations_of,
     build_arena,
     torch_device,
     use_device,
@@ -28,6 +29,7 @@ from tasuki.engine.forward_plan import Ints
 from tasuki.engine.speculation.draft_limit import DraftLimit, StepShape
 from tasuki.engine.speculation.drafting import Drafting
 from tasuki.model.config import ModelConfig
+from tasuki.model.families.family import Assembly
 from tasuki.model.families.loading import build_model
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.pycache._cpp_cache import StepCounter
@@ -229,7 +231,7 @@ class DraftPair:
         grammars = GrammarCompiler(made_up_vocabulary(model.vocab))
         rigs = []
         for shape, arena in zip(shapes, arenas, strict=True):
-            built = build_model(shape, weights)
+            built = build_model(shape, weights, Assembly(activations=activations_of(config)))
             parts = EngineParts(shape, built, arena, StepCounter(), grammars=grammars)
             rigs.append(Rig(shape, config, parts))
         return DraftPair(*rigs)

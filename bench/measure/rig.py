@@ -17,12 +17,14 @@ from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.assembly.parts import (
     EngineParts,
+    activations_of,
     build_arena,
     torch_device,
     use_device,
 )
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.model.config import ModelConfig
+from tasuki.model.families.family import Assembly
 from tasuki.model.families.loading import assemble, build_model
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
@@ -216,7 +218,8 @@ def random_parts(
     arena = build_arena(config, model, device, role)
     weights = drawn_weights(model, config, quantization)
     grammars = GrammarCompiler(made_up_vocabulary(model.vocab))
-    return EngineParts(model, build_model(model, weights), arena, StepCounter(), grammars=grammars)
+    built = build_model(model, weights, Assembly(activations=activations_of(config)))
+    return EngineParts(model, built, arena, StepCounter(), grammars=grammars)
 
 
 def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = "") -> Weights:

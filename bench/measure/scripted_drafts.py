@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tasuki.bench.errors import BenchError
 from tasuki.engine import messages as m
-from tasuki.engine.assembly.parts import EngineParts
+from tasuki.engine.assembly.parts import EngineParts, activations_of
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.speculation.drafting import Drafter, Drafting, DraftSource
@@ -200,5 +200,6 @@ def drawing_by_noise(parts: EngineParts, config: EngineConfig) -> EngineParts:
     head = Matrix.of(torch.zeros_like(plain) if tied else plain.zero_())
     ids = draft_ids(Path(config.model), model.config.vocab, model.config.eos_ids)
     drafts = DraftHead.of(head, ids) if config.drafts_by_layer else None
-    zero = build_model(model.config, replace(weights, head=head), Assembly(drafts))
+    assembly = Assembly(drafts, activations=activations_of(config))
+    zero = build_model(model.config, replace(weights, head=head), assembly)
     return replace(parts, model=zero)

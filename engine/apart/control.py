@@ -1,9 +1,5 @@
 """Messages between the two processes of a node (API server and engine), in addition to the engine's
-own messages.
-
-Plain, immutable values. FRONT_CONTROL lists the API server's messages, ENGINE_CONTROL the engine
-process's.
-"""
+own messages."""
 
 from typing import get_args
 
@@ -93,8 +89,7 @@ class HandoverOver(Message):
 
 
 class TokensMade(Message):
-    """The number of tokens sent directly to API server workers, for the API server's own
-    counters."""
+    """The number of tokens sent directly to API server workers, for the API server's counters."""
 
     count: int
 

@@ -1,9 +1,4 @@
-"""An event loop's end of a socket with frames.
-
-FrameProtocol owns its transport. A transport passes no descriptors, so frames with media use a
-twin: a duplicate of its socket. MediaWriter keeps the order of all frames. MediaInput reads in
-place of the transport. Links without media have neither. Thread rule: the event loop's.
-"""
+"""An event loop's end of a socket with frames."""
 
 import asyncio
 import errno
@@ -67,8 +62,7 @@ class FrameProtocol(asyncio.Protocol):
             self._writer.write(data, blocks)
 
     def close(self) -> None:
-        """Close the socket after all waiting data is sent. Do nothing if it is not connected
-        yet."""
+        """Close the socket after all waiting data is sent. Do nothing before the connection."""
         if self._writer is not None:
             self._writer.end()
         elif self._transport is not None:
@@ -184,10 +178,7 @@ class MediaInput:
     """Reads a transport's socket in its place, with the descriptors of frames."""
 
     def __init__(
-        self,
-        transport: asyncio.Transport,
-        media: ArrivedMedia,
-        received: Callable[[bytes], None],
+        self, transport: asyncio.Transport, media: ArrivedMedia, received: Callable[[bytes], None]
     ) -> None:
         """received: called with each part of the received data."""
         self._transport = transport

@@ -1,9 +1,4 @@
-"""The engine's ends of sockets: to the API server, its starter, and to API server workers.
-
-Owns one socket and one reading thread for each peer. send() may be called from any thread and never
-waits. Frames keep their order, and data waiting for a slow peer is bounded. A request's pictures
-come as descriptors beside its frame.
-"""
+"""The engine's ends of sockets: to the API server, its starter, and to API server workers."""
 
 import asyncio
 import logging
@@ -72,8 +67,7 @@ class FrontLink:
 
     def send(self, messages: Sequence[Any]) -> None:
         """Send the messages to the API server as one frame, or queue the part not sent yet. Drop
-        them after the link's end. Too many waiting bytes end it. Raises the errors of
-        frame_of()."""
+        them after the link's end. Too many waiting bytes end it. Raises as frame_of()."""
         frame = frame_of(messages)
         with self._lock:
             if self._dead is not None:
@@ -143,8 +137,7 @@ class FrontLink:
             self._on_end(reason)
 
     def _exchange(self) -> str:
-        """Exchange data with the API server until the link has ended. Return the reason for its
-        end."""
+        """Exchange data with the API server until the link has ended. Return the reason."""
         wakes = self._wakes
         assert wakes is not None
         poll = select.poll()
@@ -182,8 +175,7 @@ class FrontLink:
                     return f"the front sent what is no frame: {error}"
 
     def _take(self, reader: FrameReader, data: bytes) -> None:
-        """Pass on the complete frames. Nothing here keeps their media afterwards. Raises
-        BrokenFrame."""
+        """Pass on the complete frames. Their media are not kept here. Raises BrokenFrame."""
         for messages in reader.take(data):
             self._receive(messages)
 
@@ -217,12 +209,7 @@ class WorkerLinks:
     already sent to the API server.
     """
 
-    def __init__(
-        self,
-        receive: TakeMessages,
-        to_front: TakeMessages,
-        gone: WorkerGone,
-    ) -> None:
+    def __init__(self, receive: TakeMessages, to_front: TakeMessages, gone: WorkerGone) -> None:
         """receive: called with workers' messages. to_front: sends messages to the API server. gone:
         called with a lost worker's number and its requests left in the engine, after they are
         aborted."""

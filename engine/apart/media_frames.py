@@ -113,8 +113,7 @@ class ArrivedMedia:
         return [reader_of(kind, self._built) for kind in kinds]
 
     def receive(self, connection: socket.socket, count: int) -> bytes:
-        """Return up to `count` received bytes; keep their descriptors. Raises the socket's
-        errors."""
+        """Return up to `count` received bytes; keep their descriptors. Raises OSError."""
         data, control, flags, _ = connection.recvmsg(count, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
         if control or flags & socket.MSG_CTRUNC:
             handles = array("i")

@@ -1,7 +1,4 @@
-"""The memory of an engine: weights, arena and batch sizes.
-
-Pure: sizes are computed before any allocation, from the shapes to be allocated.
-"""
+"""The memory of an engine: weights, arena and batch sizes."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -285,18 +282,12 @@ def layout_of(model: ModelConfig, config: EngineConfig) -> CacheLayout:
 
 
 def arena_slabs(
-    config: EngineConfig,
-    model: ModelConfig,
-    role: Role,
-    free: int | None,
-    share: Share = whole,
+    config: EngineConfig, model: ModelConfig, role: Role, free: int | None, share: Share = whole
 ) -> int:
-    """Return the number of slabs (fixed-size parts) of an engine's arena, with `auto` resolved.
-    Pure.
+    """Return the number of slabs (fixed-size parts) of an engine's arena, `auto` resolved. Pure.
 
     free: free bytes of the GPU before this process uses any; None: the engine is on a CPU. model,
-    share: see weights_of(). Raises EngineConfigError if the arena would be too small for any
-    request.
+    share: see weights_of(). Raises EngineConfigError if the arena is too small for any request.
     """
     layout = layout_of(model, config)
     if isinstance(config.arena_mib, Auto) and free is not None:

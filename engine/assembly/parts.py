@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
-from tasuki.engine.parallel.collectives import Collectives
-from tasuki.engine.parallel.pictures import RowExchange
+from tasuki.engine.parallel.collectives import Collectives, GlooCollectives
 from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
-from tasuki.engine.pictures.sight import Sight
+from tasuki.engine.pictures.placed import Sight
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.logits import SampledTogether
 from tasuki.engine.speculation.draft_limit import DraftLimit
@@ -47,6 +46,7 @@ from tasuki.model.drafts import DraftHead, draft_ids
 from tasuki.model.families.family import Assembly
 from tasuki.model.families.loading import build_model, load_weights, read_tables
 from tasuki.model.families.registry import family_of, load_config, with_draft_layer
+from tasuki.model.forward import BF16_STEPS, FP8_STEPS, PhaseActivations
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.protocol import Model
@@ -60,7 +60,7 @@ from tasuki.pycache.parts import FP8_ROWS
 from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.chunks.descriptors import UnitSizes
 from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.protocol.contract import BF16_NAME, Contract
 from tasuki.transfer.settings import WireSettings
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
@@ -113,12 +113,11 @@ class EngineParts:
     collectives: Collectives | None = None
     tower: VisionTower | None = None
     sight: Sight | None = None
-    rows: RowExchange | None = None
+    rows: GlooCollectives | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
-        """Return the step counter of all ranks together, for a sender to wait for; None for one
-        rank."""
+        """Return the step counter of all ranks together, for a sender; None for one rank."""
         return None if self.shared is None else self.shared.agreed.steps
 
     @property
@@ -195,6 +194,7 @@ def build_parts(
     model_config = asked_model(config)
     device = torch_device(config)
     use_device(device)
+    check_activations(config, model_config)
     check_kernels(config.model, device)
     arena = build_arena(config, model_config, device, role)
     host = host_arena(config, arena.layout)
@@ -216,6 +216,7 @@ def build_parts(
             Assembly(
                 DraftHead.of(weights.head, _drafted(config, model_config)),
                 rotary_sections=rotary_sections(sight),
+                activations=activations_of(config),
             ),
         ),
         arena,
@@ -243,7 +244,7 @@ def _contract(
 ) -> dict[str, str]:
     digest = digest_of_weights(config.model, config.disk_cache)
     kind = DigestKind.of(torch_device(config))
-    return kept_contract(digest, model, weights, layout, kind, sight)
+    return kept_contract(digest, model, weights, layout, kind, sight, config.rounded_steps)
 
 
 def kept_contract(
@@ -253,12 +254,19 @@ def kept_contract(
     layout: CacheLayout,
     kind: DigestKind,
     sight: Sight | None = None,
+    step_activations: str = BF16_NAME,
 ) -> dict[str, str]:
     """Return the settings to compare between two nodes. If they are equal, the same bytes have the
     same meaning, and their digests can be compared. digest: digest of the weights. kind: the kind
     of page and slot digests. sight: the vision in use. Its constants count only if there is
-    one, because text does not depend on them."""
-    whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
+    one, because text does not depend on them. step_activations: as in the contract."""
+    whole = Contract(
+        digest,
+        layout,
+        constants=model.constants,
+        weights_format=weights.formats,
+        step_activations=step_activations,
+    )
     seen = {} if sight is None else {"pictures": sight.config.constants}
     return {**whole.flat(), "page_digests": kind.value, **seen}
 
@@ -286,21 +294,42 @@ def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
     return replace(model, max_position=asked)
 
 
+def check_activations(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise EngineConfigError if the model's family does not multiply the configured
+    activations."""
+    family = family_of(model)
+    if config.rounded_steps == "fp8" and not family.takes_fp8_steps:
+        raise EngineConfigError(
+            f"step_activations is fp8, and models of the family {family.name} multiply activations "
+            "of answers in their dtype only: leave --step-activations out"
+        )
+
+
+def activations_of(config: EngineConfig) -> PhaseActivations:
+    """Return the configured activations of both phases."""
+    return FP8_STEPS if config.rounded_steps == "fp8" else BF16_STEPS
+
+
 def torch_device(config: EngineConfig) -> torch.device:
-    """Return the configured device. Raises EngineConfigError if it does not exist or cannot read
-    the configured KV format."""
+    """Return the configured device. Raises EngineConfigError if it does not exist, or cannot read
+    the configured KV format or multiply the configured activations."""
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineConfigError(
             "device is cuda, but PyTorch sees no GPU here: "
             "install a CUDA build of torch, or give --device cpu"
         )
-    if device.type == "cuda" and config.stored_kv == FP8_ROWS and not multiplies_fp8(device):
-        raise EngineConfigError(
-            f"kv_dtype is fp8, and {torch.cuda.get_device_name(device)} has no instructions for "
-            "e4m3, which GPUs have from compute capability 8.9 on: leave --kv-dtype out, or give "
-            "--device cpu"
-        )
+    asked = {
+        "kv_dtype": config.stored_kv == FP8_ROWS,
+        "step_activations": config.rounded_steps == "fp8",
+    }
+    for name, is_fp8 in asked.items():
+        if is_fp8 and device.type == "cuda" and not multiplies_fp8(device):
+            raise EngineConfigError(
+                f"{name} is fp8, and {torch.cuda.get_device_name(device)} has no instructions for "
+                "e4m3, which GPUs have from compute capability 8.9 on: leave "
+                f"--{name.replace('_', '-')} out, or give --device cpu"
+            )
     return device
 
 
@@ -386,11 +415,13 @@ def _plane(
             *(memory, parts.layout, digest, mover, transport, name, wire),
             constants=constants,
             weights_format=formats,
+            step_activations=config.rounded_steps,
             pictures=pictures,
         )
     return DataPlane.of_ranks(
         *(shared.region, shared.spans, digest, mover, transport, name),
         constants=constants,
         weights_format=formats,
+        step_activations=config.rounded_steps,
         pictures=pictures,
     )

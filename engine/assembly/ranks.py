@@ -16,17 +16,16 @@ from pathlib import Path
 import torch
 
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
-from tasuki.engine.parallel.collectives import Collectives, Exchange
+from tasuki.engine.parallel.collectives import Collectives, Exchange, GlooCollectives
 from tasuki.engine.parallel.follower import follow
 from tasuki.engine.parallel.leader_runner import LeaderDraws
 from tasuki.engine.parallel.messages import Join
-from tasuki.engine.parallel.pictures import FollowerRows, RowExchange
+from tasuki.engine.parallel.pictures import FollowerRows
 from tasuki.engine.parallel.ranks import RankProcess, Ranks, start_ranks
 from tasuki.engine.parallel.shared_arenas import (
     AgreedSteps,
     HostArenas,
     Report,
-    ReportedSteps,
     SharedArenas,
     open_arena,
 )
@@ -57,8 +56,10 @@ from .engines import build_runner, runner_sizes
 from .memory_plan import arena_slabs, layout_of
 from .parts import (
     EngineParts,
+    activations_of,
     asked_model,
     build_parts,
+    check_activations,
     kept_contract,
     rotary_sections,
     torch_device,
@@ -67,19 +68,12 @@ from .parts import (
 from .towers import build_sight, build_tower
 
 StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
-
-
 LoadShard = Callable[[EngineConfig, ModelConfig, Shard, torch.device, Progress], Weights]
-"""A function to load a rank's slices of the weights, from the whole model's config. Can be
-pickled."""
+"""A function to load a rank's slices of the weights, from the model's config. Can be pickled."""
 
 
 def load_shard(
-    config: EngineConfig,
-    model: ModelConfig,
-    shard: Shard,
-    device: torch.device,
-    progress: Progress,
+    config: EngineConfig, model: ModelConfig, shard: Shard, device: torch.device, progress: Progress
 ) -> Weights:
     """Load the weights of rank `shard` from the checkpoint's folder. Raises WeightsError."""
     dtype = getattr(torch, config.compute_dtype)
@@ -91,8 +85,7 @@ def load_shard(
 
 def rank_device(config: EngineConfig, rank: int) -> torch.device:
     """Return the rank's device. `cuda` means one visible GPU for each rank, in order. `cuda:N`
-    means GPU N for all ranks: slow, for tests. Raises EngineConfigError if there are too few
-    GPUs."""
+    means GPU N for all ranks: slow, for tests. Raises EngineConfigError for too few GPUs."""
     device = torch_device(config)
     if device.type == "cpu":
         return device
@@ -160,6 +153,7 @@ def build_leader_parts(
     whole = source.model(config)
     family_of(whole).cuts(whole).part(shard_of(config, 0))
     on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
+    check_activations(config, whole)
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"
         followers = range(1, config.tensor_parallel)
@@ -209,8 +203,7 @@ def shard_of(config: EngineConfig, rank: int) -> Shard:
 
 
 class RankInMemory:
-    """One rank's part of the model, in memory. Implements LoadedRank. config: the whole model's
-    config."""
+    """One rank's part of the model, in memory. A LoadedRank. config: the whole model's."""
 
     def __init__(
         self,
@@ -333,10 +326,11 @@ class RankInMemory:
                     reduce=collectives.sum,
                     gather=collectives.gather,
                     rotary_sections=rotary_sections(self._sight),
+                    activations=activations_of(settings),
                 ),
             ),
             arena,
-            ReportedSteps(report) if self._hands_over else StepCounter(),
+            StepCounter(report) if self._hands_over else StepCounter(),
             host=host,
             disk=disk,
             together=LeaderDraws(collectives, shard.rank),
@@ -347,11 +341,9 @@ class RankInMemory:
         )
         return self._parts
 
-    def _collectives(self) -> tuple[Collectives, Exchange | None, RowExchange]:
+    def _collectives(self) -> tuple[Collectives, Exchange | None, GlooCollectives]:
         """Connect to the other ranks. Return the collectives, on GPUs the exchange used to share
         memory handles, and the exchange of pictures' rows."""
-        from tasuki.engine.parallel.collectives import GlooCollectives
-
         settings, shard = self._settings, self._shard
         # A longer step ends the node anyway.
         seconds = settings.watchdog_timeout
@@ -370,7 +362,8 @@ class RankInMemory:
         shard = self._shard
         kind = DigestKind.of(self._device)
         whole = kept_contract(
-            *(weights, self.config, self._weights, self._layout, kind, self._sight)
+            *(weights, self.config, self._weights, self._layout, kind, self._sight),
+            self._settings.rounded_steps,
         )
         return {**whole, "rank": f"{shard.rank}/{shard.ranks}"}
 

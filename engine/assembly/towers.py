@@ -11,7 +11,7 @@ import torch
 
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.pictures.file_levels import DeviceBytes
-from tasuki.engine.pictures.sight import Sight
+from tasuki.engine.pictures.placed import Sight
 from tasuki.model.config_json import ConfigFile
 from tasuki.model.families.registry import family_of, published_tower, read_config
 from tasuki.model.vision.config import VisionConfig

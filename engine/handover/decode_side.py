@@ -26,14 +26,7 @@ from tasuki.engine.handover.decode_transfers import (
 from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.handover.held_states import PullSender
 from tasuki.engine.handover.offered_states import Offers
-from tasuki.engine.request import (
-    Aborted,
-    AwaitingPrefill,
-    Decoding,
-    Receiving,
-    Request,
-    Waiting,
-)
+from tasuki.engine.request import Aborted, AwaitingPrefill, Decoding, Receiving, Request, Waiting
 from tasuki.engine.roles.answers import Answers, AnswerTerms
 from tasuki.engine.roles.base import HandoverContext, RequestInbox
 from tasuki.engine.routing import joined, report, usable_here
@@ -98,8 +91,7 @@ class HandBacks:
         return None
 
     def advance(self) -> None:
-        """Begin waiting hand-backs, as many as AT_A_TIME allows. Skip requests no longer in state
-        Waiting."""
+        """Begin waiting hand-backs, at most AT_A_TIME. Skip requests no longer Waiting."""
         while self._waiting and self._transfers.count(m.Purpose.HAND_BACK) < AT_A_TIME:
             request = self._waiting.popleft()
             if isinstance(request.state, Waiting):
@@ -185,7 +177,8 @@ class DecodeHandover(Answers):
             case m.RemoteDone():
                 self._done(message)
             case m.EarlyStepEnded():
-                self._step_ended()
+                for transfer, done in self._transfers.step_ended():
+                    self._commit(transfer, done)
             case m.HandoverFailed():
                 self._lost(message)
             case m.WriterFenced(transfer_id):
@@ -317,8 +310,7 @@ class DecodeHandover(Answers):
         return self._transfers.first_wanted is None and taken + self._transfers.coming < places
 
     def advance(self) -> None:
-        """Start fetches, hand-backs, offers, allocations and pulls, as far as memory and limits
-        allow."""
+        """Start fetches, hand-backs, offers, allocations and pulls, as limits allow."""
         self._fetches.grants.advance()
         while self._fetches.released:
             self._go_on(self._fetches.released.popleft())
@@ -427,10 +419,6 @@ class DecodeHandover(Answers):
         else:
             transfer.move(DecodeTransferState.DONE)
             transfer.done = message
-
-    def _step_ended(self) -> None:
-        for transfer, message in self._transfers.step_ended():
-            self._commit(transfer, message)
 
     def _commit(self, transfer: DecodeTransfer, message: m.RemoteDone) -> None:
         """Insert the prompt's pages into the prefix tree and begin decoding. If an early decode

@@ -83,8 +83,7 @@ class DecodeTransfer:
     done: RemoteDone | None = None
     """While DONE: the message about the complete transfer."""
     quarantine: int | None = None
-    """Number of the cache's quarantine for the page and slot ids of a lost transfer; None before
-    the loss."""
+    """Number of the cache's quarantine for the page and slot ids once it is lost; else None."""
 
     def move(self, state: DecodeTransferState) -> None:
         if state not in MOVES[self.state]:

@@ -212,11 +212,8 @@ class HeldSender:
     def reserve(self, message: m.FetchReserve) -> None:
         """Pin or load the state of a fetch. Refuse it with BUSY beyond the limits of tokens, or
         with NOT_HELD. REQUIRES: no other transfer has the same transfer id."""
-        transfer_id, peer, tokens = (
-            message.transfer_request.transfer_id,
-            message.peer,
-            len(message.prompt),
-        )
+        transfer_id, peer = message.transfer_request.transfer_id, message.peer
+        tokens = len(message.prompt)
         if not (self._of_node.has_room(peer, tokens) and self._in_all.has_room(_ALL, tokens)):
             self._emit(m.FetchRefused(transfer_id, m.FetchRefusal.BUSY))
             return

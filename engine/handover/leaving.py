@@ -52,8 +52,7 @@ def as_request(name: m.RequestId, keys: Keys, salt: bytes) -> Request:
 
 
 def state_tokens(request: Request) -> int:
-    """Return the number of tokens covered by the request's stored state: all of the prompt except
-    the last."""
+    """Return the number of tokens of the request's stored state: all of the prompt but the last."""
     return len(request.prompt) - 1
 
 
@@ -115,8 +114,7 @@ class Leaving:
         return first
 
     def finish(self, aside: int = 0) -> None:
-        """Select no more states, and answer all queries. aside: number of states selected and never
-        offered."""
+        """Select no more states, and answer all queries. aside: number of states never offered."""
         self._over = True
         self._answer(len(self._line) + aside)
 
@@ -220,8 +218,7 @@ def _name(salt: bytes, tokens: Keys) -> bytes:
 
 
 _MOST_ASIDE = 32
-"""Most states selected but kept for certain decode nodes until they ask. Each keeps its tokens in
-memory."""
+"""Most states selected but kept for certain decode nodes until they ask. Each holds its tokens."""
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,7 @@ from itertools import count
 from tasuki.engine import messages as m
 from tasuki.engine.handover.brought_states import Fetches
 from tasuki.engine.handover.decode_transfers import DecodeTransfer, DecodeTransfers
-from tasuki.engine.handover.leaving import (
-    ALONE,
-    BESIDE,
-    Leaving,
-    as_request,
-    stands,
-    state_tokens,
-)
+from tasuki.engine.handover.leaving import ALONE, BESIDE, Leaving, as_request, stands, state_tokens
 from tasuki.engine.request import Aborted, Finished, Request
 from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.scheduling.admission import AcceptWindow
@@ -47,8 +40,7 @@ class OfferedStates(ABC):
         """Number of offered states with a live transfer."""
         self._cache = context.cache
         self._line: deque[Request] = deque()
-        """Queue of states without a transfer: not offered yet, or to be offered again after a
-        loss."""
+        """Queue of states without a transfer: not offered yet, or again after a loss."""
         self._window = AcceptWindow(context.cache.capacity_tokens(context.working_slots), most)
 
     @abstractmethod
@@ -257,8 +249,7 @@ class Offers:
         self._passed_on = PassedOn(context, fetches)
 
     def leave(self, query_id: int, beside: int) -> None:
-        """Begin to hand this engine's states on to drain targets. beside: number of requests in
-        flight."""
+        """Begin to hand this engine's states on. beside: number of requests in flight."""
         self._drain_targets.leaving.begin(query_id, beside)
 
     def pass_on(self, message: m.PassOn) -> None:
@@ -306,8 +297,7 @@ class Offers:
         return False
 
     def gone(self, transfer_id: m.TransferId) -> None:
-        """Record the offered state as gone from this node, after its drain target asked for a
-        pull."""
+        """Record the offered state as gone from this node, after a request to pull it."""
         offer = self._offers[transfer_id]
         offer.bytes, offer.refused = 0, m.DrainTargetOutcome.LOST
 
@@ -352,8 +342,7 @@ class Offers:
             offer.states.ended(offer.request, m.DrainTargetOutcome.LOST)
 
     def end_leaving(self) -> None:
-        """Hand on no more states of this engine, and give up the live transfers of its offers.
-        Idempotent."""
+        """Hand on no more states of this engine, and give up its offers' transfers. Idempotent."""
         if self._drain_targets.leaving.over:
             return
         living = [

@@ -11,8 +11,7 @@ from collections.abc import Collection, Hashable, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import transfer_name
-from tasuki.engine.handover.awaited_media import AwaitedMedia, is_unseen
-from tasuki.engine.handover.brought_states import PullReceiver
+from tasuki.engine.handover.brought_states import AwaitedMedia, PullReceiver, is_unseen
 from tasuki.engine.handover.held_states import HeldSender
 from tasuki.engine.handover.leaving import LeftStates, SoleReceivers
 from tasuki.engine.request import (
@@ -44,8 +43,7 @@ from tasuki.transfer.sending.sender import Sender
 
 class PrefillHandover(Handover):
     retries = False
-    """False: a transfer cannot wait for a retry, because its receiver then prefills the prompt
-    itself."""
+    """False: a transfer cannot wait for a retry, as its receiver then computes the prompt."""
     draws_behind = False
     """False: the forward with the prompt's last token must have its layer chunks planned before it
     runs."""
@@ -122,26 +120,22 @@ class PrefillHandover(Handover):
 
     def _reserve(self, message: m.PrefillReserve) -> None:
         transfer_request = message.transfer_request
+        transfer_id = transfer_request.transfer_id
         handed = self._intake.handed(message)
         if isinstance(handed, m.RequestError):
-            self._emit(m.PrefillRefused(transfer_request.transfer_id, handed))
+            self._emit(m.PrefillRefused(transfer_id, handed))
             return
         tokens, pictures = handed
         error = self._intake.refusal(tokens, len(tokens)) or self._intake.sampling_refusal(
             transfer_request.sampling
         )
-        if (
-            transfer_request.transfer_id in self._transfers
-            or transfer_request.transfer_id in self._fetched.held
-        ):
-            error = m.RequestError(
-                m.ErrorKind.INVALID, f"transfer {transfer_request.transfer_id} is in use"
-            )
+        if transfer_id in self._transfers or transfer_id in self._fetched.held:
+            error = m.RequestError(m.ErrorKind.INVALID, f"transfer {transfer_id} is in use")
         if error is not None:
-            self._emit(m.PrefillRefused(transfer_request.transfer_id, error))
+            self._emit(m.PrefillRefused(transfer_id, error))
             return
         request = Request(
-            transfer_name(transfer_request.transfer_id),
+            transfer_name(transfer_id),
             tokens,
             transfer_request.sampling,
             transfer_request.salt,
@@ -155,11 +149,10 @@ class PrefillHandover(Handover):
             pictures=pictures,
         )
         if pictures is not None:
-            self._media.enter(transfer_request.transfer_id, message.pictures)
-        self._transfers[transfer_request.transfer_id] = request
-        self._peers[transfer_request.transfer_id] = message.peer
+            self._media.enter(transfer_id, message.pictures)
+        self._transfers[transfer_id], self._peers[transfer_id] = request, message.peer
         self._scheduler.enqueue(request)
-        self._enter_load(transfer_request.transfer_id, request, message.peer)
+        self._enter_load(transfer_id, request, message.peer)
 
     def _reserve_fetch(self, message: m.FetchReserve) -> None:
         transfer_id = message.transfer_request.transfer_id
@@ -201,16 +194,13 @@ class PrefillHandover(Handover):
         for message in ending:
             self._end(message)
         self._left.end_if_over(len(self._transfers))
-        load = self._load.report(time.monotonic(), self._router.pull_seconds)
-        if load is not None:
+        if (load := self._load.report(time.monotonic(), self._router.pull_seconds)) is not None:
             self._emit(load)
 
     def admit(self, request: Request) -> bool:
         """Pull the tokens offered by the receiver if the pull is faster than computing them.
-        Otherwise allocate memory, and wait for the destination. Return False if the request must
-        stay queued."""
-        assert request.transfer_request is not None
-        transfer_id, tokens = request.transfer_request.transfer_id, len(request.prompt)
+        Otherwise allocate memory, and wait for the destination. Return False to keep it queued."""
+        transfer_id, tokens = _asked(request).transfer_id, len(request.prompt)
         peer = self._peers[transfer_id]
         # Try this also while the request would wait for a place in the window: the wait hides the
         # pull.
@@ -244,18 +234,16 @@ class PrefillHandover(Handover):
     def _before_pictures(self, request: Request, start: int) -> bool | None:
         """Ask for the pictures with rows to be computed from token `start` on, or reject a state
         whose pictures are unknown. Return admit()'s answer then, or None to go on."""
-        assert request.transfer_request is not None
         if is_unseen(request) and start < len(request.prompt) - 1:
             reason = "a state with pictures was not pulled, and its pictures are unknown here"
             self.reject(request, m.RequestError(m.ErrorKind.INVALID, reason))
             return False
-        asked = self._media.ask(request, request.transfer_request.transfer_id, start)
+        asked = self._media.ask(request, _asked(request).transfer_id, start)
         return True if asked else None
 
     def _accept(self, request: Request, allocation: Allocation) -> None:
-        assert request.transfer_request is not None
         request.move(AwaitingGrant(allocation))
-        self._emit(m.PrefillAccepted(request.transfer_request.transfer_id))
+        self._emit(m.PrefillAccepted(_asked(request).transfer_id))
 
     def _loaded(self, request: Request, allocation: Allocation) -> None:
         """Accept the transfer after its load from a lower tier. An earlier acceptance would bring
@@ -263,9 +251,8 @@ class PrefillHandover(Handover):
         if not self._lacks_pictures(request, allocation):
             self._accept(request, allocation)
             return
-        assert request.transfer_request is not None
         self._cache.release(allocation)
-        self._leave_window(request.transfer_request.transfer_id)
+        self._leave_window(_asked(request).transfer_id)
         request.move(Waiting())
         self._scheduler.requeue(request)
 
@@ -277,14 +264,11 @@ class PrefillHandover(Handover):
         return is_unseen(request) or bool(self._scheduler.pictures.missing(request, cached))
 
     def _not_loaded(self, request: Request) -> None:
-        assert request.transfer_request is not None
-        self._leave_window(request.transfer_request.transfer_id)
+        self._leave_window(_asked(request).transfer_id)
 
     def _pull_pays(self, request: Request, peer: str) -> bool:
-        """Return True if a pull may begin and is estimated to be faster than computing its
-        tokens."""
-        assert request.transfer_request is not None
-        offered = request.transfer_request.offered
+        """Return True if a pull may begin and is expected to be faster than computing."""
+        offered = _asked(request).offered
         if request.pull_tried or not offered or not self._pulls.window.has_room(peer, offered):
             return False
         match = self._cache.match(request.keys, request.salt, request.cursor)
@@ -306,8 +290,7 @@ class PrefillHandover(Handover):
 
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
         for item in prompts:
-            assert item.request.transfer_request is not None
-            transfer_id = item.request.transfer_request.transfer_id
+            transfer_id = _asked(item.request).transfer_id
             self._leave_window(transfer_id)
             self._load.computes(transfer_id, item.stop, len(item.request.prompt))
         self._emit_queue()
@@ -323,11 +306,7 @@ class PrefillHandover(Handover):
         """Emit the order of queued transfers if it changed. This progress report keeps queued
         transfers from timing out."""
         waiting = self._scheduler.waiting
-        order = tuple(
-            request.transfer_request.transfer_id
-            for request in waiting
-            if request.transfer_request is not None
-        )
+        order = tuple(_asked(request).transfer_id for request in waiting)
         if order and order != self._order:
             self._emit(m.PrefillQueue(order))
         self._order = order
@@ -374,36 +353,24 @@ class PrefillHandover(Handover):
         until PrefillEnd."""
         self._scheduler.drop(request)
         state = request.state
-        assert isinstance(state, Prefilling) and request.transfer_request is not None
-        assert request.hit is not None
+        assert isinstance(state, Prefilling) and request.hit is not None
         request.move(HandingOver(state.allocation))
-        self._load.leave(request.transfer_request.transfer_id)
+        self._load.leave(_asked(request).transfer_id)
         self._learn_prefill_cost(request)
         self._note_receiver(request, _end_of_prompt(request))
-        self._emit(
-            m.PrefillToken(
-                request.transfer_request.transfer_id,
-                sampled.token,
-                sampled.logprob,
-                sampled.margin,
-                request.hit,
-                request.pulled,
-                request.route,
-                sampled.top,
-            )
-        )
+        token = sampled.token, sampled.logprob, sampled.margin
+        about = request.hit, request.pulled, request.route
+        self._emit(m.PrefillToken(_asked(request).transfer_id, *token, *about, sampled.top))
 
     def _note_pulled(self, request: Request) -> None:
-        assert request.transfer_request is not None
-        if request.transfer_request.offered != _end_of_prompt(request):
-            self._note_receiver(request, request.transfer_request.offered)
+        if _asked(request).offered != _end_of_prompt(request):
+            self._note_receiver(request, _asked(request).offered)
 
     def _note_receiver(self, request: Request, tokens: int) -> None:
         """Record the transfer's decode node as a receiver of the state after the prompt's first
         `tokens` tokens, if the answer continues there."""
-        assert request.transfer_request is not None
         if tokens and request.sampling.max_new_tokens != 1:
-            peer = self._peers[request.transfer_request.transfer_id]
+            peer = self._peers[_asked(request).transfer_id]
             self._receivers.note(request.salt, first_keys(request.keys, tokens), peer)
 
     def reject(self, request: Request, error: m.RequestError) -> None:
@@ -411,9 +378,8 @@ class PrefillHandover(Handover):
         layer chunks may be in flight."""
         self._scheduler.drop(request)
         request.suspect = True
-        assert request.transfer_request is not None
-        self._load.leave(request.transfer_request.transfer_id)
-        self._emit(m.PrefillRefused(request.transfer_request.transfer_id, error))
+        self._load.leave(_asked(request).transfer_id)
+        self._emit(m.PrefillRefused(_asked(request).transfer_id, error))
 
     def _end(self, message: m.PrefillEnd) -> None:
         """End a transfer after its sender has drained. Wait for a forward in flight first, because
@@ -459,6 +425,11 @@ class PrefillHandover(Handover):
                 message.given_up,
             )
         )
+
+
+def _asked(request: Request) -> m.TransferRequest:
+    assert request.transfer_request is not None, "a request without a transfer"
+    return request.transfer_request
 
 
 def _end_of_prompt(request: Request) -> int:

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from .cache import *
 from .drain_targets import *
 from .fetch import *
-from .handed_pictures import *
 from .handover import *
 from .media import *
-from .picture_reports import *
+from .pictures import *
 from .pull import *
 from .reports import *
 from .requests import *

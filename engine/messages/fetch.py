@@ -22,8 +22,7 @@ class FetchOutcome(Enum):
 
 
 class FetchRequest(Message):
-    """The receiver's request for the transfer of a fetched state, like TransferRequest for a
-    prompt."""
+    """The receiver's request for a fetched state, like TransferRequest for a prompt."""
 
     transfer_id: TransferId
     generation: int
@@ -51,8 +50,7 @@ class FetchRefused(Message):
 
 
 class StateHeld(OfTransfer):
-    """The state of this fetch may be sent immediately: its sender already has the list of layers to
-    send."""
+    """The state of this fetch may be sent immediately: its sender has the list of layers."""
 
 
 class FetchAdvised(Message):

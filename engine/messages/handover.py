@@ -12,7 +12,7 @@ from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.peer_values import Finite, Number
 from tasuki.transfer.reports import HandoverTimeline
 
-from .handed_pictures import HandedPicture
+from .pictures import HandedPicture
 from .reports import HitBreakdown, PrefillChoice, PullReport, RouteReport, TransferReport
 from .requests import LifeMark, PromptPicture, Purpose
 from .types import LossCause, Message, OfTransfer, RequestError, RequestId, TransferId
@@ -157,8 +157,7 @@ class HandoverFailed(Message):
 
 
 class WriterFenced(OfTransfer):
-    """(decode) The transfer's writer can write no more, so its quarantined page and slot ids are
-    free."""
+    """(decode) The transfer's writer can write no more, so its quarantined ids are free."""
 
 
 class TransferEnded(Message):
@@ -184,8 +183,7 @@ class PrefillQueue(Message):
 
 
 class PrefillQueued(Message):
-    """A new transfer was queued. wait_seconds: seconds of prefill in the transfers queued before
-    it."""
+    """A new transfer was queued. wait_seconds: seconds of prefill queued before it."""
 
     transfer_id: TransferId
     wait_seconds: float
@@ -226,8 +224,7 @@ class PrefillRefused(Message):
 
 
 class PrefillToken(Message):
-    """The first token of a prompt, sent after its forward. Layer chunks of the transfer may still
-    be in flight."""
+    """The first token of a prompt, sent after its forward. Layer chunks may still be in flight."""
 
     transfer_id: TransferId
     token: int

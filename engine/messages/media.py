@@ -52,8 +52,7 @@ class MediaBlock:
     def of(contents: Sequence[bytes]) -> "MediaBlock":
         """Return a block of these bytes, one after the other. Raises OSError."""
         block = MediaBlock(
-            os.memfd_create(_name(), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING),
-            sum(map(len, contents)),
+            os.memfd_create(_name(), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), sum(map(len, contents))
         )
         for content in contents:
             left = memoryview(content)

@@ -11,16 +11,13 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.keys import DIGEST_BYTES, PictureDigest
 from tasuki.transfer.errors import PeerInvalid
 
-from .handed_pictures import MOST_PICTURES
+from .pictures import MOST_PICTURES
 from .transfer_proto import InvalidReserve
 
 _SHA256_BYTES = 32
 _LONGEST_RULE = 32
 _MOST_FILES = 2
-_KINDS = {
-    PictureKind.IMAGE: pb.PICTURE_KIND_IMAGE,
-    PictureKind.VIDEO: pb.PICTURE_KIND_VIDEO,
-}
+_KINDS = {PictureKind.IMAGE: pb.PICTURE_KIND_IMAGE, PictureKind.VIDEO: pb.PICTURE_KIND_VIDEO}
 _KINDS_READ = {number: kind for kind, number in _KINDS.items()}
 
 

@@ -13,7 +13,7 @@ from tasuki.pycache.packed import CacheEvent, EventGap
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.wire import Codec, Wire, numbered, numbers_of, rows
 
-from .picture_reports import PictureOutcome, PicturesReport, PictureUse
+from .pictures import PictureOutcome, PicturesReport, PictureUse
 from .reports import (
     DraftUse,
     EvictedCheckpoint,
@@ -49,8 +49,7 @@ any number."""
 PULLED = Wire(PullReport, report_pb2.Pulled, apart=["timeline"])
 ROUTE = Wire(RouteReport, report_pb2.Route)
 TRANSFER = Wire(TransferReport, report_pb2.TransferReport, apart=["timeline", "track"])
-"""A TransferReport without the sender's track, because transfer/protocol/messages.py writes the
-track."""
+"""A TransferReport without the sender's track, as transfer/protocol/messages.py writes it."""
 PEERS_PULLED = PULLED.bounded("pulled")
 PEERS_ROUTE = ROUTE.bounded("route")
 PEERS_TRANSFER = TRANSFER.bounded("report")
@@ -78,9 +77,7 @@ PEERS_HIT = HIT.bounded(
 
 
 PREFILL_CHOICE = Wire(
-    PrefillChoice,
-    report_pb2.PrefillChoice,
-    bids=Wire(PrefillBid, report_pb2.PrefillBid),
+    PrefillChoice, report_pb2.PrefillChoice, bids=Wire(PrefillBid, report_pb2.PrefillBid)
 )
 TARGETS = Wire(
     Targets,

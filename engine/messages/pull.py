@@ -46,8 +46,7 @@ class PullLost(OfTransfer):
 
 
 class PullFenced(OfTransfer):
-    """(prefill) The pull's writer can write no more, so its quarantined page and slot ids are
-    free."""
+    """(prefill) The pull's writer can write no more, so its quarantined ids are free."""
 
 
 class PullAsked(Message):

@@ -1,7 +1,6 @@
 """An engine's reports of finished work: evictions, hits, transfers, routes, steps.
 
-Plain, immutable values without decisions or memory. A bound in a field's type is metadata, and
-applies to fields sent by a peer (transfer_proto.py).
+A bound in a field's type is metadata, and applies to fields sent by a peer (transfer_proto.py).
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from tasuki.transfer.peer_values import (
 )
 from tasuki.transfer.reports import HandoverTimeline
 
-from .picture_reports import PictureOutcome, PicturesReport, PictureStage
+from .pictures import PictureOutcome, PicturesReport, PictureStage
 from .types import Message, Targets
 
 TIERS = frozenset({"host", "disk"})

@@ -1,7 +1,4 @@
-"""Messages about requests: phases, submission, answers and ends. Also the drain of a node.
-
-Plain, immutable values.
-"""
+"""Messages about requests: phases, submission, answers and ends. Also the drain of a node."""
 
 import binascii
 import math
@@ -59,24 +56,28 @@ class RequestPhase(StrEnum):
     labels, Stats, Explain and the page.
     """
 
-    WAITING = "Waiting"
-    AWAITING_PREFILL = "AwaitingPrefill"
-    PULLING = "Pulling"
-    RECEIVING = "Receiving"
-    LOADING = "Loading"
-    AWAITING_MEDIA = "AwaitingMedia"
-    AWAITING_GRANT = "AwaitingGrant"
-    PREFILLING = "Prefilling"
-    ENCODING = "Encoding"
-    DECODING = "Decoding"
-    HANDING_OVER = "HandingOver"
-    RETRACTED = "Retracted"
-    FINISHED = "Finished"
-    ABORTED = "Aborted"
+    WAITING = "Waiting", Stage.QUEUED
+    AWAITING_PREFILL = "AwaitingPrefill", Stage.QUEUED
+    PULLING = "Pulling", Stage.QUEUED
+    RECEIVING = "Receiving", Stage.PREFILL
+    LOADING = "Loading", Stage.QUEUED
+    AWAITING_MEDIA = "AwaitingMedia", Stage.QUEUED
+    AWAITING_GRANT = "AwaitingGrant", Stage.QUEUED
+    PREFILLING = "Prefilling", Stage.PREFILL
+    ENCODING = "Encoding", Stage.PREFILL
+    DECODING = "Decoding", Stage.DECODE
+    HANDING_OVER = "HandingOver", Stage.HANDOVER
+    RETRACTED = "Retracted", Stage.QUEUED
+    FINISHED = "Finished", Stage.OVER
+    ABORTED = "Aborted", Stage.OVER
 
-    @property
-    def stage(self) -> Stage:
-        return _STAGES[self]
+    stage: Stage
+
+    def __new__(cls, name: str, stage: Stage = Stage.QUEUED) -> "RequestPhase":
+        # A look-up by name gives no stage, and does not come here.
+        phase = str.__new__(cls, name)
+        phase._value_, phase.stage = name, stage
+        return phase
 
     @property
     def is_queued(self) -> bool:
@@ -87,23 +88,6 @@ class RequestPhase(StrEnum):
     def is_running(self) -> bool:
         return self.stage in (Stage.PREFILL, Stage.DECODE, Stage.HANDOVER)
 
-
-_STAGES = {
-    RequestPhase.WAITING: Stage.QUEUED,
-    RequestPhase.AWAITING_PREFILL: Stage.QUEUED,
-    RequestPhase.PULLING: Stage.QUEUED,
-    RequestPhase.RECEIVING: Stage.PREFILL,
-    RequestPhase.LOADING: Stage.QUEUED,
-    RequestPhase.AWAITING_MEDIA: Stage.QUEUED,
-    RequestPhase.AWAITING_GRANT: Stage.QUEUED,
-    RequestPhase.PREFILLING: Stage.PREFILL,
-    RequestPhase.ENCODING: Stage.PREFILL,
-    RequestPhase.DECODING: Stage.DECODE,
-    RequestPhase.HANDING_OVER: Stage.HANDOVER,
-    RequestPhase.RETRACTED: Stage.QUEUED,
-    RequestPhase.FINISHED: Stage.OVER,
-    RequestPhase.ABORTED: Stage.OVER,
-}
 
 KEPT_MARKS = 64
 """Most life marks (states with times) kept for a request. After repeated retractions or hand-overs
@@ -272,8 +256,7 @@ class Submit(Message):
     @cached_property
     def keys(self) -> Keys:
         """Return the prompt's keys. REQUIRES: the pictures are where the message places them."""
-        runs = [picture.run for picture in self.pictures]
-        return prompt_keys(PromptTokens(self.prompt), runs)
+        return prompt_keys(PromptTokens(self.prompt), [picture.run for picture in self.pictures])
 
     @property
     def answer_ids(self) -> tuple[RequestId, ...]:
@@ -282,12 +265,8 @@ class Submit(Message):
 
     def of_fork(self, fork: Fork) -> "Submit":
         """Return the Submit for the fork alone."""
-        return replace(
-            self,
-            request_id=fork.request_id,
-            sampling=replace(self.sampling, seed=fork.seed),
-            forks=(),
-        )
+        sampling = replace(self.sampling, seed=fork.seed)
+        return replace(self, request_id=fork.request_id, sampling=sampling, forks=())
 
 
 class Abort(Message):
@@ -384,10 +363,7 @@ class PromptScored(Message):
 def tokens_apart(messages: Iterable[Any]) -> Iterator[Any]:
     """Yield the messages in order, with each TokensOut split into one message per token."""
     for message in messages:
-        if isinstance(message, TokensOut):
-            yield from message.each()
-        else:
-            yield message
+        yield from message.each() if isinstance(message, TokensOut) else (message,)
 
 
 class Finished(Message):

@@ -136,8 +136,7 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
 
 
 def trail_from_wire(reserve: pb.Reserve) -> tuple[str, str]:
-    """Return the request id and the traceparent of a Reserve; each is empty if the receiver sent
-    none."""
+    """Return the request id and the traceparent of a Reserve; empty if none was sent."""
     return peer_values.shown(reserve.request_id), peer_values.shown(reserve.traceparent)
 
 
@@ -166,12 +165,9 @@ def _require_inside(transfer_request: pb.Ticket, tokens: int) -> None:
 
 
 def fetch(wanted: m.FetchWanted) -> pb.ReceiverMessage:
-    transfer_request, tokens = wanted.transfer_request, _tokens_to_wire(wanted.prompt)
-    return pb.ReceiverMessage(
-        fetch=pb.Fetch(
-            generation=transfer_request.generation, tokens=tokens, salt=transfer_request.salt
-        )
-    )
+    asked, tokens = wanted.transfer_request, _tokens_to_wire(wanted.prompt)
+    found = pb.Fetch(generation=asked.generation, tokens=tokens, salt=asked.salt)
+    return pb.ReceiverMessage(fetch=found)
 
 
 def fetch_from_wire(transfer_id: int, fetch: pb.Fetch, connection: str) -> m.FetchReserve:

@@ -1,8 +1,5 @@
 """The base class of all messages, their plain value types, and functions to convert a message to
-MessagePack and back.
-
-Plain, immutable values and pure functions.
-"""
+MessagePack and back."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

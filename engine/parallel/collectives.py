@@ -1,8 +1,4 @@
-"""Exchange of tensors between ranks inside a forward: the interface, and gloo on loopback.
-
-Thread rule: the thread of each rank's forward. Every rank makes the same calls in the same order,
-and ends with the same bits.
-"""
+"""Exchange of tensors between ranks inside a forward: the interface, and gloo on loopback."""
 
 from collections.abc import Callable
 from datetime import timedelta

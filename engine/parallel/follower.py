@@ -1,8 +1,4 @@
-"""A follower (a rank without the engine): its life, its reports and its watch over the leader.
-
-Owns the socket to the leader. Plans, results and heartbeats have a thread each. A follower decides
-nothing. Any error ends its process, after a line to the leader.
-"""
+"""A follower (a rank without the engine): its life, its reports and its watch over the leader."""
 
 import fcntl
 import logging
@@ -16,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
@@ -55,10 +51,7 @@ class LeaderWatch:
     """
 
     def __init__(
-        self,
-        connection: socket.socket,
-        timeout: float,
-        clock: Clock = time.monotonic,
+        self, connection: socket.socket, timeout: float, clock: Clock = time.monotonic
     ) -> None:
         """connection: one end of a socket pair made by the leader. timeout: longest seconds a
         computing leader may read nothing. A loading leader may read nothing for at least
@@ -75,8 +68,7 @@ class LeaderWatch:
         self._handle = os.pidfd_open(self.pid)
 
     def plans_may_come(self) -> None:
-        """Begin to use the shorter timeout, because the leader has its weights and all ranks are
-        connected."""
+        """Use the shorter timeout, because the leader has its weights and all are connected."""
         self._heartbeat_timeout = HeartbeatTimeout(self._timeout, self._clock(), self.period)
 
     def lost(self) -> float | None:
@@ -131,8 +123,7 @@ class ReportedResults:
         self._thread.start()
 
     def follow(self, number: int, forward: InFlightForward) -> None:
-        """Wait for a launched plan's end on the thread, and report it. number: the plan's
-        number."""
+        """Wait for a launched plan's end on the thread, and report it. number: the plan's."""
         self._flying.put((number, forward))
 
     def close(self) -> None:
@@ -299,7 +290,9 @@ def follow(connection: socket.socket, load: Work[LoadedRank], timeout: float) ->
     try:
         rank = load()
         link.send(r.Loaded(rank.slabs))
-        _run(link, rank)
+        # The error of a result is the reason for the end of plans.
+        with closing(ReportedResults(link, rank)) as results:
+            _run_plans(link, rank, results)
     except LeaderGone as error:
         log.error("a rank ends: %s", error)
         return 1
@@ -321,15 +314,6 @@ def _report(link: LeaderLink, value: int, ended: bool) -> None:
     a GPU rank has no handler for errors. ended: True if a forward ended with this value."""
     with suppress(LeaderGone):  # The reader notices it too.
         link.send(r.Ticked(value, ended))
-
-
-def _run(link: LeaderLink, rank: LoadedRank) -> None:
-    results = ReportedResults(link, rank)
-    try:
-        _run_plans(link, rank, results)
-    finally:
-        # The error raised here is the reason for the end of plans.
-        results.close()
 
 
 def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> None:

@@ -1,9 +1,5 @@
 """The leader's part of a forward on several ranks: it sends plans to all ranks, and samples some
-tokens for all.
-
-Thread rule: the one thread of the forward. Every rank gets every plan in one order. An error on any
-rank is the whole node's.
-"""
+tokens for all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,8 +80,7 @@ class LeaderForward:
 
 
 class LeaderRunner:
-    """A runner on all ranks: each plan goes to the followers first, and then to this rank's own
-    runner.
+    """A runner on all ranks: each plan goes to the followers first, then to this rank's own runner.
 
     The engine uses it like any runner. Thread rule: one thread. Invariants: every rank gets every
     plan, in the same order. If a plan fails on any rank, the ranks no longer agree, and no further
@@ -93,10 +88,7 @@ class LeaderRunner:
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        ranks: Ranks,
-        collectives: Collectives | None = None,
+        self, runner: Runner, ranks: Ranks, collectives: Collectives | None = None
     ) -> None:
         """runner: the runner of this rank, connected to the other ranks by its collectives."""
         self._runner = runner

@@ -1,7 +1,5 @@
-"""Messages between a leader rank and its followers, their frames and a checksum of sampled tokens.
-
-Plain, immutable values and pure functions.
-"""
+"""Messages between a leader rank and its followers, their frames and a checksum of sampled
+tokens."""
 
 from zlib import crc32
 
@@ -59,8 +57,7 @@ class BeginCopy(Message):
 
 
 class CancelCopy(Message):
-    """To a follower: cancel a copy between its arena and a tier. The copy's end is still
-    reported."""
+    """To a follower: cancel a copy between its arena and a tier. Its end is still reported."""
 
     tier: int
     transfer: int
@@ -147,8 +144,7 @@ class Joined(Message):
 
 
 class Ticked(Message):
-    """From a follower: its step counter has reached `value`. ended: True if a forward ended with
-    this value."""
+    """From a follower: its step counter has reached `value`. ended: a forward ended with it."""
 
     value: int
     ended: bool

@@ -65,13 +65,7 @@ def _flag(mailbox, writer, PLACES: tl.constexpr):
 
 @triton.jit
 def _chunk(
-    mailbox,
-    writer,
-    round,
-    like,
-    RANKS: tl.constexpr,
-    PLACES: tl.constexpr,
-    BYTES: tl.constexpr,
+    mailbox, writer, round, like, RANKS: tl.constexpr, PLACES: tl.constexpr, BYTES: tl.constexpr
 ):
     """Return the address of the chunk stored by rank `writer` in the mailbox, for this program and
     round."""
@@ -348,6 +342,8 @@ class PeerCollectives:
     to twice as long.
     """
 
+    begun = 0
+
     def __init__(self, mailboxes: Mailboxes, timeout: float) -> None:
         self._mailboxes = mailboxes
         self._spins = min(int(timeout * _SPINS_A_SECOND), _MOST_SPINS)
@@ -366,10 +362,6 @@ class PeerCollectives:
 
     def of_leader(self, own: Tensor) -> Tensor:
         return self.gather(own.view(1, -1))[0, : own.numel()].view(own.shape)
-
-    @property
-    def begun(self) -> int:
-        return 0
 
     def check(self) -> None:
         self._mailboxes.check()

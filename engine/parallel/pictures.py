@@ -12,7 +12,7 @@ same exchanges in the same order. An error of a tower ends its picture, any othe
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from tasuki.model.vision.tower import VisionTower
 from tasuki.utils.program import line_of
 
 from . import messages as r
+from .collectives import GlooCollectives
 from .ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -33,16 +34,6 @@ _REPORT_BYTES = 256
 """Bytes of a rank's report of a round: empty, or the reason of a failure."""
 
 Done = TypeVar("Done")
-
-
-class RowExchange(Protocol):
-    """The exchanges of rows between ranks. All ranks make the same calls in the same order."""
-
-    def exchange(self, own: bytes) -> list[bytes]:
-        """Return every rank's bytes, in rank order. REQUIRES: all are equally long."""
-
-    def of_rank(self, own: Tensor, rank: int) -> Tensor:
-        """Return the tensor of `rank` on every rank. REQUIRES: all have one shape and dtype."""
 
 
 class RowsFailed(Exception):
@@ -54,7 +45,7 @@ class _TowerOfRank:
     """The tower of this rank, and its picture. failure: empty, or the reason of its end."""
 
     tower: VisionTower
-    exchange: RowExchange
+    exchange: GlooCollectives
     rank: int
     encode: Underway | None = None
     failure: str = ""
@@ -115,7 +106,7 @@ class SharedRows:
     """The towers of all ranks, for the leader. Implements Rows, and RowMirror for the other ranks'
     stores."""
 
-    def __init__(self, tower: VisionTower, ranks: Ranks, exchange: RowExchange) -> None:
+    def __init__(self, tower: VisionTower, ranks: Ranks, exchange: GlooCollectives) -> None:
         """tower: this rank's. ranks: the others. exchange: between all."""
         self._ranks = ranks
         self._own = _TowerOfRank(tower, exchange, 0)
@@ -229,7 +220,7 @@ class FollowerRows:
     thread of the plans."""
 
     tower: VisionTower
-    exchange: RowExchange
+    exchange: GlooCollectives
     rank: int
     _own: _TowerOfRank = field(init=False)
     _last: Tensor | None = field(init=False, default=None)

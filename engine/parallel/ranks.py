@@ -1,8 +1,4 @@
-"""A leader's followers (the other ranks): their processes, their sockets and their loss.
-
-Owns the followers' processes and the thread reading their messages. The first loss is the reason
-for the node's end, and every follower is killed with it. Every wait is bounded.
-"""
+"""A leader's followers (the other ranks): their processes, their sockets and their loss."""
 
 import os
 import select
@@ -155,10 +151,7 @@ class Ranks:
     """
 
     def __init__(
-        self,
-        processes: Sequence[RankProcess],
-        timeout: float,
-        clock: Clock = time.monotonic,
+        self, processes: Sequence[RankProcess], timeout: float, clock: Clock = time.monotonic
     ) -> None:
         """processes: processes of ranks 1, 2 and so on, in order. timeout: longest seconds without
         a heartbeat before the node ends."""
@@ -218,8 +211,7 @@ class Ranks:
         return [follower.slabs or 0 for follower in self._followers]
 
     def join(self, join: r.Join) -> None:
-        """Make all followers connect to all ranks; the caller must connect next. Raises
-        RankLost."""
+        """Make all followers connect; the caller must connect next. Raises RankLost."""
         self._send(join)
 
     def joined(self) -> None:
@@ -237,8 +229,7 @@ class Ranks:
         self._send(r.RunPlan(plan))
 
     def post(self, message: r.TierMessage | r.PictureMessage) -> None:
-        """Send a message about a tier or pictures to every follower, after the plans already sent.
-        Raises RankLost."""
+        """Send a message to every follower, after the plans already sent. Raises RankLost."""
         self.check()
         self._send(message)
 
@@ -268,8 +259,7 @@ class Ranks:
         self._over = number + 1
 
     def sampled(self, number: int, checksum: int) -> None:
-        """Record the checksum of the leader's sampled tokens of this plan, to compare it with the
-        followers'."""
+        """Record the checksum of the leader's sampled tokens of this plan, for comparison."""
         self._compare(0, number, checksum)
 
     def blame(self, error: Exception) -> None:
@@ -296,8 +286,7 @@ class Ranks:
             call(reason)
 
     def close(self) -> None:
-        """End the followers and the reading thread, within seconds; kill followers still running
-        then. Idempotent."""
+        """End the followers and the reading thread; kill those left after seconds. Idempotent."""
         with self._changed:
             if self._closing:
                 return

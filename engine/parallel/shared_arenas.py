@@ -1,8 +1,4 @@
-"""Memory and steps shared by the ranks of one host: arenas, and a step counter for all ranks.
-
-The leader's process owns the memory, and only the leader writes to other nodes. Thread rule: any
-thread.
-"""
+"""Memory and steps shared by the ranks of one host: arenas, and a step counter for all ranks."""
 
 import mmap
 import os
@@ -18,16 +14,8 @@ from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.ranks.region import RankRegion, RankSpans
 
 Report = Callable[[int, bool], None]
-"""A function called with a rank's step counter value, and True if a forward ended with this
-value."""
-
-
-class ReportedSteps(StepCounter):
-    """A rank's own step counter, with a report of each increment."""
-
-    def __init__(self, report: Report) -> None:
-        """report: called on the thread incrementing the counter."""
-        super().__init__(report)
+"""A function called with a rank's step counter value, and True if a forward ended with this value.
+The thread incrementing the counter calls it."""
 
 
 class AgreedSteps:
@@ -114,8 +102,7 @@ class HostArenas:
 
 
 def open_arena(folder: Path, spans: RankSpans, rank: int) -> torch.Tensor:
-    """Map a follower's own arena in the shared region: uint8 [spans.arena_bytes]. Raises
-    OSError."""
+    """Map a follower's arena in the shared region: uint8 [spans.arena_bytes]. Raises OSError."""
     with (folder / _NAME).open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), spans.arena_bytes, offset=spans.base(rank))
     return _as_tensor(mapped)

@@ -1,7 +1,4 @@
-"""Tiers below arenas of several ranks: each rank copies its own part of every page and state.
-
-Owns a copier for each tier on every follower. A copy succeeds only if it does on each rank.
-"""
+"""Tiers below arenas of several ranks: each rank copies its own part of every page and state."""
 
 import threading
 import time
@@ -24,8 +21,7 @@ _CLOSE_SECONDS = 5.0
 
 
 SendToLeader = Callable[[Message], None]
-"""A function to send a message to the leader. Raises OSError or LeaderGone if the leader is
-gone."""
+"""A function to send a message to the leader. Raises OSError or LeaderGone without one."""
 
 
 class FollowerTiers:

@@ -43,7 +43,7 @@ def handed_pictures(
         made = picture_keys(one.digest, one.end - one.start + 1)[: end - one.start + 1]
         if not np.array_equal(keys[own], made):
             raise PicturePlaceError("the keys are not those of the picture's digest", one.start)
-        tokens[own] = _placeholder(one, shape)
+        tokens[own] = shape.tokens.image if one.kind == PictureKind.IMAGE else shape.tokens.video
         tokens[one.start - 1] = shape.tokens.start
     if len(tokens) and int(tokens.min()) < 0:
         raise PicturePlaceError("a key belongs to no picture; send it too", int(tokens.argmin()))
@@ -100,8 +100,3 @@ def _placed(one: m.HandedPicture, shape: PictureShape) -> PlacedPicture:
     run = PictureRun(one.start, one.rows, one.columns)
     kind = PictureKind(one.kind)
     return PlacedPicture(run, grid, one.digest, None, kind=kind, source=source)
-
-
-def _placeholder(one: m.HandedPicture, shape: PictureShape) -> int:
-    image = one.kind == PictureKind.IMAGE
-    return shape.tokens.image if image else shape.tokens.video

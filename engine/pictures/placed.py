@@ -4,7 +4,7 @@ Immutable and pure. A check costs no more than the prompt's length. Errors name 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tasuki.engine import messages as m
 from tasuki.model.vision.config import PictureTokens, VisionConfig
 from tasuki.model.vision.grid import PictureGrid
+from tasuki.model.vision.picture_file import decoder_version
 from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import (
     PictureKind,
@@ -21,7 +22,32 @@ from tasuki.model.vision.prompt_positions import (
     PictureRun,
     PromptLayout,
 )
-from tasuki.pycache.keys import Keys, PictureDigest, PictureSource
+from tasuki.pycache.keys import SCHEME, Keys, PictureDigest, PictureSource
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A checkpoint's vision, without the tower's weights. config: the tower's shape and token ids.
+    rules: the processor's, for sizes and pixels.
+
+    A decode node without a tower reads, measures and places pictures by it. Another node computes
+    their rows. Nodes compare its contract before they exchange prompts with pictures.
+    """
+
+    config: VisionConfig
+    rules: PixelRules
+
+    def contract(self, weights_digest: str) -> Mapping[str, str]:
+        """Return the fields with equal values on two nodes that exchange prompts with pictures.
+        weights_digest: of the checkpoint's files, the tower's included."""
+        return {
+            "tower_digest": weights_digest,
+            "tower_constants": self.config.constants,
+            "tower_tokens": str(self.config.tokens),
+            "picture_constants": self.rules.constants,
+            "key_scheme": SCHEME.decode(),
+            "pillow": decoder_version(),
+        }
 
 
 @dataclass(frozen=True)

@@ -144,8 +144,7 @@ class RowStore:
         self.nbytes -= self._reserved.pop(name)
 
     def put(self, name: PictureName, rows: Tensor) -> None:
-        """Store a picture's rows [tokens, hidden], unpinned. REQUIRES: they are as large as
-        reserved."""
+        """Store a picture's rows [tokens, hidden], unpinned. REQUIRES: as large as reserved."""
         assert rows.nbytes == self._reserved[name]
         del self._reserved[name]
         number = PictureNumber(self._next)

@@ -21,8 +21,7 @@ class Underway(Protocol):
     def blocks_left(self) -> int: ...
 
     def run(self, blocks: int) -> None:
-        """Run the picture through the next blocks, or through the rest. Raises the tower's
-        errors."""
+        """Run the picture through the next blocks, or the rest. Raises the tower's errors."""
 
     def rows(self) -> Tensor:
         """Return the picture's rows [tokens, hidden]. REQUIRES: all blocks have run."""

@@ -1,20 +1,11 @@
-"""The outcomes of one request's pictures, and the report made of them.
-
-SeenPicture: a picture's outcome and seconds, as far as its prompt has come. Values and a pure
-function.
-"""
+"""The outcomes of one request's pictures, and the report made of them."""
 
 from collections import Counter
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tasuki.engine.messages import (
-    HitBreakdown,
-    PictureOutcome,
-    PicturesReport,
-    PictureUse,
-)
-from tasuki.engine.messages.picture_reports import MOST_USES
+from tasuki.engine.messages import HitBreakdown, PictureOutcome, PicturesReport, PictureUse
+from tasuki.engine.messages.pictures import MOST_USES
 from tasuki.model.vision.prompt_positions import PictureKind
 
 from .placed import PlacedPicture, PlacedPictures

@@ -21,15 +21,7 @@ from tasuki.engine.accounting import usage_of
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.messages import ErrorKind, RequestError, RequestId
 from tasuki.engine.pictures.placed import PlacedPictures
-from tasuki.engine.request import (
-    Aborted,
-    Active,
-    Decoding,
-    Finished,
-    Loading,
-    Prefilling,
-    Request,
-)
+from tasuki.engine.request import Aborted, Active, Decoding, Finished, Loading, Prefilling, Request
 from tasuki.engine.roles.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.runner.base import SampledTokens
 from tasuki.engine.scheduling.admission import EarlyRefusal, FirstTokenOutlook
@@ -59,8 +51,7 @@ class AnswerTerms:
 
 
 class Answers(Handover):
-    """A fused engine's handling of its requests: this node computes prompts and answers, without
-    hand-overs."""
+    """A fused engine's handling of its requests: prompts and answers, without hand-overs."""
 
     def __init__(self, context: HandoverContext, terms: AnswerTerms) -> None:
         super().__init__(context)
@@ -277,23 +268,14 @@ class Answers(Handover):
         for request, token in zip(requests, sampled.tokens.tolist(), strict=True):
             request.output.append(token)
         ids = tuple([request.id for request in requests])
-        self._emit(
-            m.TokensOut(
-                ids,
-                sampled.tokens,
-                sampled.logprobs,
-                sampled.margins,
-                answers.indices,
-                sampled.tops,
-            )
-        )
+        columns = sampled.tokens, sampled.logprobs, sampled.margins
+        self._emit(m.TokensOut(ids, *columns, answers.indices, sampled.tops))
         over = answers.is_last | self._stops.may_end(sampled.tokens)
         for request in answers.requests_where(over):
             self._finish_if_over(request)
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """Record and emit the sampled token. End the request if it is Decoding and this was its
-        last."""
+        """Record and emit the sampled token. If it is the last, end a Decoding request."""
         state = request.state
         if isinstance(state, Prefilling):
             request.move(Decoding(state.allocation, state.progress))
@@ -302,12 +284,8 @@ class Answers(Handover):
             request.first_token_at = time.monotonic()
             self._outlook.left(request, answered=True)
             self._learn_prefill_cost(request)
-        index = len(request.output) - 1
-        self._emit(
-            m.TokenOut(
-                request.id, sampled.token, sampled.logprob, sampled.margin, index, sampled.top
-            )
-        )
+        token, index = (sampled.token, sampled.logprob, sampled.margin), len(request.output) - 1
+        self._emit(m.TokenOut(request.id, *token, index, sampled.top))
         if isinstance(request.state, Decoding):
             self._finish_if_over(request)
 

@@ -130,8 +130,7 @@ class Handover(ABC):
 
     def _begin_load(self, request: Request, allocation: Allocation) -> None:
         """Begin the request's load from lower tiers; the request continues in _loaded(). A load
-        from the nearest tier alone may have a computation behind it. REQUIRES: the allocation has a
-        load."""
+        from the nearest tier alone may have a computation behind it. REQUIRES: there is a load."""
         assert self._tiers is not None and allocation.load is not None
         before = allocation.match.usable_tokens
         brought = brought_by(allocation.load, self._tiers.names)
@@ -183,8 +182,7 @@ class Handover(ABC):
         raise AssertionError("a load in an engine that loads nothing")
 
     def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
-        """Return the request's new state for its prefill, with planned checkpoints; none for a
-        scored prompt."""
+        """Return the request's new state for its prefill, with checkpoints; none if scored."""
         ahead, request.ahead = request.ahead, None
         slots = tuple(allocation.working_slots)
         computed, slot = allocation.cached_tokens, 0
@@ -248,8 +246,7 @@ class Handover(ABC):
 
     @abstractmethod
     def advance(self) -> None:
-        """Grant as much memory as possible to waiting transfers. Called before a forward is
-        planned."""
+        """Grant as much memory as possible to waiting transfers. Called before planning."""
 
     @abstractmethod
     def admit(self, request: Request) -> bool:
@@ -263,8 +260,7 @@ class Handover(ABC):
 
     @abstractmethod
     def completed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
-        """Record the end of a forward with these prompt parts. seconds: duration of this forward
-        alone."""
+        """Record the end of a forward with these prompt parts. seconds: of this forward alone."""
 
     def on_tokens(self, answers: AnswerRows, sampled: SampledTokens) -> None:
         """Handle one sampled token for each of these answers, row by row. All requests still run,
@@ -281,13 +277,11 @@ class Handover(ABC):
         raise AssertionError("an answer's row in an engine that answers nothing")
 
     def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
-        """Handle the scores of prompt tokens after position `row`. Only a role with answers calls
-        this."""
+        """Handle the scores of prompt tokens after position `row`. Only for roles with answers."""
         raise AssertionError("a scored prompt in an engine that answers nothing")
 
     def on_prompt_end(self, request: Request) -> None:
-        """Handle the computed prompt of a request without sampling. Only a role with answers calls
-        this."""
+        """Handle the computed prompt of a request without sampling. Only for roles with answers."""
         raise AssertionError("a prompt without an answer in an engine that answers nothing")
 
     @abstractmethod

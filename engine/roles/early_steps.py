@@ -1,8 +1,8 @@
 """A forward on its own thread for a request with KV still arriving. It is the first decode step
 after a hand-over, or a prompt's rest after a load.
 
-Owns the thread, and on a GPU its stream (OwnStream: work launched there is waited for there). On a
-device without streams all work has ended when its call returns. One step runs at a time. Knows
+Owns the thread, and on a GPU its stream: work launched there is waited for there. On a device
+without streams all work has ended when its call returns. One step runs at a time. Knows
 slots and pages as ids and the awaited bytes as a barrier. Decides nothing: its caller begins steps.
 Its model shares the weights with the engine's. Calls of both may overlap, because no page or slot
 is written by both.
@@ -51,15 +51,6 @@ from tasuki.utils.signatures import Notice
 from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 
-class OwnStream(Protocol):
-    def entered(self) -> AbstractContextManager[object]:
-        """Return a context manager. Work launched inside goes to this stream."""
-
-    def synchronize(self) -> None:
-        """Return once no work launched on this stream runs or will run. Raises the device's error
-        if this cannot be known."""
-
-
 class HostStream:
     def entered(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -74,17 +65,16 @@ class DeviceStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def entered(self) -> AbstractContextManager[object]:
+        """Return a context manager. Work launched inside goes to this stream."""
         # The current device belongs to a thread.
         torch.cuda.set_device(self._device)
         stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
         return stream
 
     def synchronize(self) -> None:
+        """Return once no work launched on this stream runs or will run. Raises the device's error
+        if this cannot be known."""
         self._stream.synchronize()
-
-
-def own_stream(device: torch.device) -> OwnStream:
-    return HostStream() if device.type == "cpu" else DeviceStream(device)
 
 
 log = logging.getLogger(__name__)
@@ -170,7 +160,7 @@ class EarlySteps:
         on_end: Notice = lambda: None,
         prepare: Notice = lambda: None,
     ) -> None:
-        self._stream: OwnStream | None = None
+        self._stream: HostStream | DeviceStream | None = None
         self._model = model
         self._arena = arena
         self._grammars = grammars
@@ -223,7 +213,8 @@ class EarlySteps:
             # All steps share one stream, because allocated memory belongs to its stream. Each new
             # stream would take as much memory again, in as many calls that wait for the device.
             if self._stream is None:
-                self._stream = own_stream(self._arena.bytes.device)
+                device = self._arena.bytes.device
+                self._stream = HostStream() if device.type == "cpu" else DeviceStream(device)
             with self._stream.entered():
                 self._compute(step)
         except _Shut:

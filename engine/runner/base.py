@@ -1,7 +1,4 @@
-"""The interface of a runner of forward plans, and the sampled tokens returned by each forward.
-
-Owns nothing. A runner sees plans and memory, but no request and no prefix tree.
-"""
+"""The interface of a runner of forward plans, and the sampled tokens returned by each forward."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +16,7 @@ from tasuki.model.ops.sampling.reference import Sampled
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """The sampled tokens of a forward, as columns: plain values, sent back by a process running
-    plans.
+    """The sampled tokens of a forward, as columns of plain values.
 
     Columns have shape [n], one row for each row of the plan. tokens: int32. logprobs, margins:
     float64, as in Sampled. A row without sampling has zeros. tops: the likeliest tokens, by row, if
@@ -146,12 +142,10 @@ class Runner(EventRecorder, Protocol):
         """The step counter's value after the end of all work launched so far."""
 
     def prepare(self) -> None:
-        """Prepare the device for the first request. Called once, on the launching thread, before
-        the first launch."""
+        """Prepare the device. Called once, on the launching thread, before the first launch."""
 
     def check_device(self) -> None:
-        """Check the device after a failed forward. Raises DeviceLost if the device cannot run
-        another forward."""
+        """Check the device after a failed forward. Raises DeviceLost if it can run no other."""
 
     def launch(self, plan: ForwardPlan) -> InFlightForward:
         """Start a forward, its copies first. Raises PlanError if the plan is not the next one or

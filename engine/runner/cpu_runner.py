@@ -1,8 +1,4 @@
-"""The runner of CPUs.
-
-Owns the last tokens by batch index and the inputs of rows with drafts. Thread rule: one thread. A
-launch computes immediately; all else is as on a GPU.
-"""
+"""The runner of CPUs."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasuki.engine.forward_plan import Fold, ForwardPlan, PlanError
+from tasuki.engine.forward_plan import Fold, ForwardPlan, Guess, PlanError
 from tasuki.engine.pictures.row_store import FindRows
 from tasuki.model.drafts import DraftStart, draft_tokens
 from tasuki.model.forward import Batch, LayerHooks, SequenceSlice
@@ -105,9 +101,8 @@ class HeldInputs:
             held = self._rows.pop(fold.batch_index, None)
             if held is None or not 0 < fold.count <= len(held.slice.token_ids):
                 raise PlanError(
-                    f"{fold.count} tokens of batch index {fold.batch_index} are to be "
-                    f"folded, which holds "
-                    f"{0 if held is None else len(held.slice.token_ids)}"
+                    f"{fold.count} tokens of batch index {fold.batch_index} are to be folded, "
+                    f"which holds {0 if held is None else len(held.slice.token_ids)}"
                 )
             tokens = held.slice.token_ids[: fold.count]
             item = replace(held.slice, token_ids=tokens, write_slot=held.write_slot)
@@ -154,8 +149,7 @@ class CpuRunner:
     token stays at its batch index, and the next forward takes it from there. A row of several
     tokens samples one after each, in order, until a draft differs.
 
-    Owns the last tokens by batch index and its data of sequences; shares model and arena. Thread
-    rule: one thread.
+    Owns the last tokens by batch index and data of sequences; shares model and arena. One thread.
     """
 
     def __init__(
@@ -268,8 +262,7 @@ class CpuRunner:
     def _make_drafts(
         self, plan: ForwardPlan, rows: ResolvedRows, slices: list[SequenceSlice]
     ) -> None:
-        """Make the plan's guesses before the forward, as drafts in their rows' slices. Raises
-        PlanError."""
+        """Make the plan's guesses before the forward, as drafts in the slices. Raises PlanError."""
         if rows.drafts_at_index.any():
             raise PlanError(
                 f"plan {plan.number} has drafts at batch indices; a CPU leaves none there"
@@ -280,25 +273,27 @@ class CpuRunner:
         wanted = []
         for guess in plan.first_guesses:
             item = slices[guess.row]
-            sampling = self._sequences.sampling(int(rows.batch_indices[guess.row]))
             carried = carry[item.read_slot].to(self._model.weights.dtype)
-            token = item.token_ids[0]
-            wanted.append(
-                DraftStart(
-                    token,
-                    item.start,
-                    carried,
-                    item.pages,
-                    item.read_slot,
-                    sampling,
-                    guess.count,
-                    item.rope_delta,
-                )
-            )
+            wanted.append(self._start(guess, rows, item, item.token_ids[0], item.start, carried))
         found = draft_tokens(self._model, self._arena, wanted)
         for guess, drafts in zip(plan.first_guesses, found, strict=True):
             item = slices[guess.row]
             slices[guess.row] = replace(item, token_ids=[item.token_ids[0], *drafts])
+
+    def _start(
+        self,
+        guess: Guess,
+        rows: ResolvedRows,
+        item: SequenceSlice,
+        token: int,
+        position: int,
+        hidden: Tensor,
+    ) -> DraftStart:
+        """Return the start of a row's guesses: a token, its position, and the hidden state [width]
+        before it. item: the row's slice."""
+        sampling = self._sequences.sampling(int(rows.batch_indices[guess.row]))
+        place = token, position, hidden, item.pages, item.read_slot
+        return DraftStart(*place, sampling, guess.count, item.rope_delta)
 
     def _guess(
         self,
@@ -315,18 +310,8 @@ class CpuRunner:
         for guess in plan.guesses:
             row, tokens = guess.row, sampled.all_at(guess.row)
             held = len(tokens) if rows.verifies[row] else int(rows.lengths[row])
-            wanted.append(
-                DraftStart(
-                    tokens[-1].token,
-                    int(rows.starts[row]) + held,
-                    hidden[starts[row] + held - 1],
-                    slices[row].pages,
-                    slices[row].read_slot,
-                    self._sequences.sampling(int(rows.batch_indices[row])),
-                    guess.count,
-                    slices[row].rope_delta,
-                )
-            )
+            last, own = int(rows.starts[row]) + held, hidden[starts[row] + held - 1]
+            wanted.append(self._start(guess, rows, slices[row], tokens[-1].token, last, own))
         found = draft_tokens(self._model, self._arena, wanted)
         return {guess.row: drafts for guess, drafts in zip(plan.guesses, found, strict=True)}
 

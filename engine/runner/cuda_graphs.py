@@ -1,9 +1,5 @@
 """Captured CUDA graphs: of decode steps, of the verification of drafts, and of the draft layer's
-guesses.
-
-Owns the graphs and their memory. A replay reads and writes buffers of fixed address, so it needs
-nothing from the host. Thread rule: the runner's; one stream.
-"""
+guesses. Thread rule: the runner's; one stream."""
 
 import gc
 from bisect import bisect_left
@@ -124,8 +120,7 @@ class SplitGraph:
         capture: Callable[[torch.cuda.CUDAGraph], AbstractContextManager[None]],
     ) -> None:
         """Capture the step, a forward of `layers` layers. capture: torch.cuda.graph with its memory
-        pool. REQUIRES: the step has run before, so kernels are compiled and libraries have their
-        workspaces."""
+        pool. REQUIRES: the step has run before, so kernels and workspaces exist."""
         self._first, self._rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with no_collection(), ExitStack() as captured:
 
@@ -143,8 +138,7 @@ class SplitGraph:
 
 class _Cut(LayerHooks):
     def __init__(self, layer: int, cut: Notice) -> None:
-        """layer: index of the last layer before the cut. cut: called once this layer is
-        captured."""
+        """layer: index of the last layer before the cut. cut: called once it is captured."""
         self._layer = layer
         self._cut = cut
 
@@ -202,8 +196,7 @@ class VerifyGraphs:
                 self._graphs[size, width] = SplitGraph(step, layers, capture)
 
     def width(self, tokens: int) -> int:
-        """Return the row length, in tokens, of the graphs for rows of `tokens` tokens: the next
-        captured one."""
+        """Return the captured row length for rows of `tokens` tokens: the next one, in tokens."""
         return self._widths[bisect_left(self._widths, tokens)]
 
     def replay(self, count: int, width: int) -> Tensor:
@@ -239,12 +232,7 @@ class GuessGraphs:
     """
 
     def __init__(
-        self,
-        model: GpuModel,
-        arena: Arena,
-        rows: GuessRows,
-        table: Tensor,
-        drafts: Tensor,
+        self, model: GpuModel, arena: Arena, rows: GuessRows, table: Tensor, drafts: Tensor
     ) -> None:
         """Capture a graph for every padded batch size up to the block table's rows and every number
         of guesses. drafts [batch indices, most guesses]: destination of the guesses. The arena is
@@ -281,11 +269,7 @@ class GuessGraphs:
     @torch.inference_mode()
     def _guess(self, size: int, count: int, *, cuts: bool) -> None:
         rows, chain = self._rows, self._rows.chain(size)
-        batch, draws, batch_indices = (
-            rows.batch(size, self._table),
-            rows.draws(size),
-            rows.batch_indices(size),
-        )
+        batch, draws = rows.batch(size, self._table), rows.draws(size)
         guess = self._steps.guesses(batch, rows.counts, self._arena)
         chain_begin(chain, rows.starts(size), self._model.config.max_position)
         hidden = chain.hidden
@@ -296,4 +280,4 @@ class GuessGraphs:
                 logits, of = self._model.whole(logits), None
                 kept = cut(logits, draws)
             sample(logits, draws, rows.rows, kept, ids=ids, of=of)
-            chain_advance(chain, batch_indices, self._drafts[:, number])
+            chain_advance(chain, rows.batch_indices(size), self._drafts[:, number])

@@ -1,13 +1,5 @@
 """The runner for GPUs, its forwards in flight with their results, and the step counter ticked by
-their layers.
-
-CudaRunner owns the last tokens, the rows and the block table. Thread rule: the engine loop's. All
-work joins one stream, and only CudaForward.result() waits for the GPU.
-
-LayerEvents owns the thread to tick the step counter (cpp_cache/dataplane/stream_ticks.h). The
-forward's thread only records; the ticking thread never holds the interpreter's lock. Hooks belong
-to the engine loop's thread.
-"""
+their layers."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +46,7 @@ from .device_batch import (
 )
 from .device_drafts import DraftVerifier, LayerDrafter
 from .draft_rows import VerifiedRows
-from .eager_sampler import EagerSampler, SampledOnce, TopTokens
+from .eager_sampler import EagerSampler, SampledOnce, TopTokens, recorded
 from .logits import SampledTogether, kept_adjustments, score_prompts
 from .rows import ResolvedRows, SequenceStates, own_turns
 
@@ -238,7 +230,7 @@ class CudaRunner:
         if stored_drafts is not None and self._verifier is not None:
             self._drafter = LayerDrafter(model, arena, states, self._verifier, stored_drafts, shape)
         self._warm_up()
-        begun = _recorded(timed=True)
+        begun = recorded(timed=True)
         self._ends = ForwardEnds(begun, begun)
 
     def _warm_up(self) -> None:
@@ -251,10 +243,12 @@ class CudaRunner:
         block = min(self._model.block_rows, longest)
         # Triton compiles separately for sizes of one and for multiples of 16. A short run on a long
         # context takes other kernels than a prompt from its start. A block of a long run takes
-        # others again (GpuModel.block_rows).
+        # others again (GpuModel.block_rows). FP8 rows have other tiles from 17 and 129 rows on.
         for runs in (
             ((1, 0),),
             ((3, 0),),
+            ((17, 0),),
+            ((2 * PAGE_TOKENS + 1, 0),),
             ((PAGE_TOKENS, far),),
             ((1, 0), (PAGE_TOKENS + 1, 0)),
             ((block, min(far, longest - block)),),
@@ -290,7 +284,7 @@ class CudaRunner:
             raise DeviceLost(f"the GPU's context is lost: {error}") from error
 
     def record_event(self) -> Event:
-        return _recorded().query
+        return recorded().query
 
     @torch.inference_mode()
     def launch(self, plan: ForwardPlan) -> CudaForward:
@@ -319,7 +313,7 @@ class CudaRunner:
             raise failure
         parts: list[SampledPart] = []
         scores: dict[int, ScoredRows] = {}
-        before, started = self._ends, _recorded(timed=True)
+        before, started = self._ends, recorded(timed=True)
         if self._drafter is not None:
             rows = self._drafter.first(plan, rows)
         if rows.decodes.any():
@@ -331,11 +325,11 @@ class CudaRunner:
             # Packed here, while the device computes the graphs.
             parts += self._prefill(plan, rows, prompts or self._prompts_of(plan, rows), scores)
         # The host reads the sampled tokens while the draft layer guesses.
-        ended = _recorded(timed=True)
+        ended = recorded(timed=True)
         guessed = {} if self._drafter is None else self._drafter.behind(plan, rows)
         if len(rows):
             # The time of a plan without rows, such as folds, counts to the next forward's wait.
-            self._ends = ForwardEnds(ended, _recorded(timed=True) if guessed else ended)
+            self._ends = ForwardEnds(ended, recorded(timed=True) if guessed else ended)
         return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
 
     def _with_pictures(self, plan: ForwardPlan, rows: ResolvedRows) -> PromptRows | None:
@@ -395,8 +389,7 @@ class CudaRunner:
     def _decode(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
     ) -> list[SampledPart]:
-        """Compute one token for each of the rows with these indices in the plan, by a captured
-        graph."""
+        """Compute one token for each row with these indices in the plan, by a captured graph."""
         batch_indices = rows.batch_indices[numbers].tolist()
         numbers = numbers[
             self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])
@@ -443,20 +436,13 @@ class CudaRunner:
         prompts: PromptRows,
         scores: dict[int, ScoredRows],
     ) -> list[SampledPart]:
-        """Compute these rows of the plan, of any length. Scores of scored prompts are added to
-        `scores`."""
+        """Compute these rows of the plan, of any length. Add scores of prompts to `scores`."""
         numbers, batch = prompts.numbers, prompts.batch
         hooks = self._ticks or NullHooks()
         found = self._model.run(batch, self._arena, hooks)
         if plan.scored:
             starts = dict(zip(numbers.tolist(), batch.cu_seqlens.tolist()[:-1], strict=True))
-            scored = score_prompts(
-                plan,
-                rows,
-                starts,
-                found.head,
-                self._arena.bytes.device,
-            )
+            scored = score_prompts(plan, rows, starts, found.head, self._arena.bytes.device)
             scores.update({row: found.read() for row, found in scored.items()})
         parts = self._draw_prompts(prompts, found)
         # Sample the tokens first, so a caller that needs only a token does not wait for the draft
@@ -466,14 +452,13 @@ class CudaRunner:
         return parts
 
     def _draw_prompts(self, of: PromptRows, found: ForwardResult) -> list[SampledPart]:
-        """Sample a token at the end of each prompt wanting one. found: of the model's layers for
-        the batch."""
+        """Sample a token at the end of each prompt wanting one. found: the batch's layers."""
         numbers, prompts, batch = of.numbers, of.rows, of.batch
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):
             return []
         ends = batch.cu_seqlens[1:] - 1
-        last = self._to_device(ends[drawing])
+        last = ends[drawing].pin_memory().to(self._arena.bytes.device, non_blocking=True)
         logits = found.head(last)
         sampled = prompts.take(drawing)
         self._prompts.fill(sampled, self._sampling)
@@ -482,14 +467,3 @@ class CudaRunner:
         sample(logits, draws, self._prompts.rows, kept)
         self._last_tokens.put(self._prompts.batch_indices(len(sampled)), draws.token)
         return self._read(numbers[drawing], sampled, logits, self._prompts)
-
-    def _to_device(self, host: torch.Tensor) -> torch.Tensor:
-        return host.pin_memory().to(self._arena.bytes.device, non_blocking=True)
-
-
-def _recorded(*, timed: bool = False) -> torch.cuda.Event:
-    """Return a CUDA event recorded now on the current stream. timed: True if its time is
-    measured."""
-    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
-    event.record()
-    return event

@@ -1,9 +1,4 @@
-"""A batch on a GPU: its inputs and results, and tables kept between steps.
-
-Owns buffers of fixed address, so CUDA graphs may be captured over them. Thread rule: the engine
-loop's, one stream. Copies are asynchronous. Their pinned memory is not reused before they have
-ended.
-"""
+"""A batch on a GPU: its inputs and results, and tables kept between steps."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,7 +24,7 @@ class BlockTable:
     pages.
 
     Owns the table, the sequence in each row and the written length of each row. Thread rule and
-    copies: as in device_batch.
+    copies: as in DeviceBatch.
 
     table: [rows, pages] int32; in a row only the pages of its sequence are valid.
     """
@@ -186,8 +181,7 @@ class SamplingTable:
         self.follows[batch_index] = sampling.thinking is not None and not self.adjusts[batch_index]
 
     def adjusted(self, rows: ResolvedRows) -> NDArray[np.bool_]:
-        """Return bool [n]: True if logits after any token of the row may be adjusted before
-        sampling."""
+        """Return bool [n]: True if logits after any token of the row may be adjusted."""
         first, end = self.rules[rows.batch_indices].T
         drawn_first, drawn_last = rows.starts + 1, rows.stops
         ruled: NDArray[np.bool_] = (drawn_first < end) & (first <= drawn_last)
@@ -274,16 +268,12 @@ class DeviceBatch:
         self._inputs.copy_(host, non_blocking=True)
 
     def read(self) -> Tensor:
-        """Start to copy the sampled tokens to the host. take_over() reads them once the stream has
-        done the copy."""
-        host = torch.empty(self._results.shape, dtype=torch.int32, pin_memory=True)
-        host.copy_(self._results, non_blocking=True)
-        return host
+        """Start to copy the sampled tokens to the host. take_over() reads them after the copy."""
+        return to_host(self._results)
 
     @property
     def results(self) -> Tensor:
-        """Results written through draws(), [3, at least the rows] int32: tokens, logprobs,
-        margins."""
+        """Results written through draws(), [3, rows or more] int32: tokens, logprobs, margins."""
         return self._results
 
     @property
@@ -327,6 +317,18 @@ class DeviceBatch:
             logprob=sampled[1, :size],
             margin=sampled[2, :size],
         )
+
+
+def to_host(values: Tensor) -> Tensor:
+    """Start to copy the values to pinned host memory; return this memory."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    return host
+
+
+def to_device(numbers: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Start to copy the numbers to the device, from pinned memory."""
+    return torch.from_numpy(numbers).pin_memory().to(device, non_blocking=True)
 
 
 def take_over(results: Tensor, sampled: SampledTokens, rows: NDArray[np.int64]) -> None:

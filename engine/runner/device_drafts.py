@@ -1,8 +1,4 @@
-"""Drafts on a GPU: verification of rows with drafts, and the draft layer's next guesses.
-
-Owns the rows' inputs, page tables and graphs; shares model and arena with the runner. Thread rule:
-the runner's; one stream.
-"""
+"""Drafts on a GPU: verification of rows with drafts, and the draft layer's next guesses."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +17,7 @@ from tasuki.model.protocol import GpuModel
 from tasuki.pycache.arena import Arena
 
 from .cuda_graphs import GuessGraphs, VerifyGraphs
-from .device_batch import BlockTable, RowDrafts, RowStates, StepShape
+from .device_batch import BlockTable, RowDrafts, RowStates, StepShape, to_device
 from .draft_rows import DraftedRows, GuessRows, HeldFold, LastSampled, VerifiedRows
 from .eager_sampler import EagerSampler
 from .rows import MOST_ROWS, ResolvedRows, token_rows
@@ -100,8 +96,7 @@ class DraftVerifier:
         self.width = 1
         """Row length of the last step, in tokens."""
         self._alone: set[int] = set()
-        """Batch indices with a row computed without its drafts. Such a row wrote its state slot
-        itself."""
+        """Batch indices with a row computed without its drafts. It wrote its slot itself."""
         self._beside: frozenset[int] = frozenset()
         """Batch indices of one-token rows computed together with this step's rows with drafts."""
         self._store([_Held(0, 1, 0, 0)])
@@ -176,13 +171,8 @@ class DraftVerifier:
         sampled, sent = self._rows.read(), self._rows.read_ids()
         adjusted = self._draw_adjusted(rows, each, sent, width, logits)
         self._take_over(adjusted, width)
-        self._store(
-            [
-                self._held[batch_index]
-                for batch_index in rows.batch_indices.tolist()
-                if batch_index in self._beside
-            ]
-        )
+        indices = rows.batch_indices.tolist()
+        self._store([self._held[index] for index in indices if index in self._beside])
         verified = VerifiedRows(numbers, rows.lengths, sent, width, sampled, tops, adjusted)
         self._eager.follow(rows, verified)
         return verified
@@ -194,8 +184,8 @@ class DraftVerifier:
         ):
             if self._stored_drafts is None:
                 raise PlanError(
-                    f"batch index {batch_index} is to verify drafts of its own; no draft "
-                    f"layer is loaded here"
+                    f"batch index {batch_index} is to verify drafts of its own; no draft layer is "
+                    "loaded here"
                 )
             self._stored_drafts.check(batch_index, int(length) - 1)
 
@@ -219,11 +209,8 @@ class DraftVerifier:
             for at, token in enumerate(tokens)
         ]
         if found:
-            places, tokens = self._to_device(np.array(found).T.copy())
+            places, tokens = to_device(np.array(found).T.copy(), self._device)
             self._rows.put(places, tokens.int())
-
-    def _to_device(self, numbers: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(numbers).pin_memory().to(self._device, non_blocking=True)
 
     def _hold(self, rows: ResolvedRows, width: int) -> None:
         self.width = width
@@ -248,7 +235,7 @@ class DraftVerifier:
             if not going:
                 break
             at = np.array(going) * width + place
-            own = logits[self._to_device(at)]
+            own = logits[to_device(at, self._device)]
             rows = each.take(at)
             likeliest = self._eager.top(at, rows, own)
             sampled = self._eager.draw_all(rows, own)
@@ -277,9 +264,8 @@ class DraftVerifier:
             row = self._held.pop(fold.batch_index, None)
             if row is None or not 0 < fold.count <= row.tokens:
                 raise PlanError(
-                    f"{fold.count} tokens of batch index {fold.batch_index} are to be "
-                    f"folded, which holds "
-                    f"{0 if row is None else row.tokens}"
+                    f"{fold.count} tokens of batch index {fold.batch_index} are to be folded, "
+                    f"which holds {0 if row is None else row.tokens}"
                 )
             found[fold.batch_index] = row.fold(fold.count)
         self._later = {
@@ -301,12 +287,8 @@ class DraftVerifier:
         if not folds:
             return
         host = torch.empty(4, len(folds), dtype=torch.int32, pin_memory=True)
-        host.numpy()[:] = (
-            [fold.place for fold in folds],
-            [fold.count for fold in folds],
-            [fold.read_slot for fold in folds],
-            [fold.write_slot for fold in folds],
-        )
+        columns = [(fold.place, fold.count, fold.read_slot, fold.write_slot) for fold in folds]
+        host.numpy()[:] = np.array(columns).T
         rows = FoldRows(*host.to(self._device, non_blocking=True))
         self._steps.fold(self._turn, rows, self._arena)
 

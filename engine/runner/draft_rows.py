@@ -1,8 +1,4 @@
-"""Rows with drafts on a GPU: drafts to verify, verified results, rows to guess after.
-
-Owns buffers of fixed address, so CUDA graphs may be captured over them. Thread rule and copies: as
-in device_batch.py.
-"""
+"""Rows with drafts on a GPU: drafts to verify, verified results, rows to guess after."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +18,7 @@ from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import Draws
 
 from .base import SampledTokens
-from .device_batch import DeviceBatch, LastTokens, SamplingTable
+from .device_batch import DeviceBatch, LastTokens, SamplingTable, to_host
 from .eager_sampler import TopTokens
 from .rows import ResolvedRows
 
@@ -60,7 +56,7 @@ class DraftedRows:
     tokens, and further columns.
 
     Owns these buffers; their addresses never change, so graphs may be captured over them. Thread
-    rule and copies: as in device_batch.
+    rule and copies: as in DeviceBatch.
 
     capacity: most rows. width: most tokens of a row. scratch_index: the batch index of padding
     rows.
@@ -116,12 +112,8 @@ class DraftedRows:
         return self._tokens.read()
 
     def read_ids(self) -> Tensor:
-        """Start to copy the input tokens of all rows to the host, [n] int32, including stored
-        drafts."""
-        ids = self._numbers[_IDS]
-        host = torch.empty(ids.shape, dtype=torch.int32, pin_memory=True)
-        host.copy_(ids, non_blocking=True)
-        return host
+        """Start to copy the input tokens of all rows to the host, [n] int32, with stored drafts."""
+        return to_host(self._numbers[_IDS])
 
     @property
     def tokens(self) -> Tensor:
@@ -247,17 +239,13 @@ class GuessRows:
     """Rows followed by guesses of the draft layer, as buffers on a GPU.
 
     Owns the rows' inputs, and the hidden states passed from one guess to the next. Their addresses
-    never change, so graphs may be captured over them. Thread rule and copies: as in device_batch.
+    never change, so graphs may be captured over them. Thread rule and copies: as in DeviceBatch.
 
     capacity: most rows.
     """
 
     def __init__(
-        self,
-        capacity: int,
-        last_tokens: LastTokens,
-        carry: Tensor,
-        verified: LastSampled,
+        self, capacity: int, last_tokens: LastTokens, carry: Tensor, verified: LastSampled
     ) -> None:
         """carry: [slots, width], the hidden state stored with each slot.
         verified: results of the last step's rows with drafts, at their fixed addresses."""
@@ -292,8 +280,7 @@ class GuessRows:
         draft in the forward. wanted: number of guesses of each row, at least one. places: each
         row's index among the last step's rows with drafts. -1: no drafts; the row begins with its
         batch index's last token and its slot's stored hidden state. slots: each row's slot, read
-        for place -1. width: tokens per row in the last step. sampling: the rows' sampling settings
-        by batch index.
+        for place -1. width: tokens per row in the last step. sampling: settings by batch index.
         """
         self._numbers.fill(rows, sampling)
         host = torch.zeros(self._seats.shape, dtype=torch.int32, pin_memory=True)

@@ -29,7 +29,7 @@ from tasuki.model.ops.sampling.sample_adjusted import sample_adjusted
 from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.ops.sampling.top_logprobs import top_logprobs
 
-from .device_batch import DeviceBatch, LastTokens, SamplingTable
+from .device_batch import DeviceBatch, LastTokens, SamplingTable, to_device, to_host
 from .logits import RowAdjustments, SampledTogether
 from .rows import ResolvedRows
 
@@ -69,8 +69,7 @@ class _Untold:
     ended: torch.cuda.Event
 
     def append(self) -> None:
-        """Append the sampled tokens to the adjusters. REQUIRES: the stream has copied them to the
-        host."""
+        """Append the sampled tokens to the adjusters. REQUIRES: they are on the host."""
         sampled = self.sampled.tokens_of(self.places)
         for adjuster, tokens in zip(self.adjusters, sampled, strict=True):
             for token in tokens:
@@ -88,8 +87,7 @@ class TopTokens:
     logprobs: Tensor
 
     def of_rows(self) -> list[tuple[int, TopLogprobs]]:
-        """Return each row with its likeliest tokens. REQUIRES: the stream has copied them to the
-        host."""
+        """Return each row with its likeliest tokens. REQUIRES: they are on the host."""
         columns = (self.rows, self.counts, self.tokens.tolist(), self.logprobs.tolist())
         return [
             (row, tuple(zip(tokens[:count], logprobs[:count], strict=True)))
@@ -151,7 +149,7 @@ class EagerSampler:
             self._adjustments.adjuster(batch_index)
             for batch_index in rows.batch_indices[places].tolist()
         ]
-        self._untold.append(_Untold(adjusters, places.tolist(), sampled, _recorded()))
+        self._untold.append(_Untold(adjusters, places.tolist(), sampled, recorded()))
 
     def draw(self, rows: ResolvedRows, logits: Tensor) -> tuple[NDArray[np.int64], Tensor] | None:
         """Sample the rows with adjusted logits. Return their indices in `rows`, and their tokens,
@@ -160,7 +158,7 @@ class EagerSampler:
         chosen = self._sampling.adjusted(rows).nonzero()[0]
         if not len(chosen):
             return None
-        return chosen, self.draw_all(rows.take(chosen), logits[self._to_device(chosen)])
+        return chosen, self.draw_all(rows.take(chosen), logits[to_device(chosen, self._device)])
 
     def draw_all(self, rows: ResolvedRows, logits: Tensor) -> Tensor:
         """Sample all rows, with adjusted logits or not. Return the tokens being copied to the host,
@@ -175,7 +173,7 @@ class EagerSampler:
         sampled = self._rows.read()
         if self._leads:
             places = range(len(adjusters))
-            self._untold.append(_Untold(adjusters, places, SampledOnce(sampled), _recorded()))
+            self._untold.append(_Untold(adjusters, places, SampledOnce(sampled), recorded()))
         return sampled
 
     def _draw_here(self, rows: ResolvedRows, logits: Tensor) -> list[LogitAdjuster]:
@@ -215,28 +213,21 @@ class EagerSampler:
         found = []
         for first in range(0, len(chosen), _TOP_ROWS):
             some = chosen[first : first + _TOP_ROWS]
-            part = logits[self._to_device(some)]
+            part = logits[to_device(some, self._device)]
             tokens, logprobs = top_logprobs(part, int(wanted[some].max()))
             found.append(
                 TopTokens(
-                    numbers[some].tolist(), wanted[some].tolist(), _read(tokens), _read(logprobs)
+                    numbers[some].tolist(),
+                    wanted[some].tolist(),
+                    to_host(tokens),
+                    to_host(logprobs),
                 )
             )
         return found
 
-    def _to_device(self, rows: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(rows).pin_memory().to(self._device, non_blocking=True)
 
-
-def _recorded() -> torch.cuda.Event:
-    """Return a CUDA event recorded now on the current stream."""
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+def recorded(*, timed: bool = False) -> torch.cuda.Event:
+    """Return a CUDA event recorded now on the current stream. timed: to measure its time."""
+    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def _read(values: Tensor) -> Tensor:
-    """Start to copy the values to pinned host memory; return this memory."""
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    return host

@@ -1,7 +1,4 @@
-"""Work on logits besides sampling: adjustments by batch index, and scores of prompt tokens.
-
-Owns an adjuster for each batch index, if its request needs one. Thread rule: the runner's.
-"""
+"""Work on logits besides sampling: adjustments by batch index, and scores of prompt tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

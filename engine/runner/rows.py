@@ -1,7 +1,4 @@
-"""A plan's rows with all values known on the host, and the padded sizes of captured graphs.
-
-Owns the pages, slots and length of each batch index, and no tensor. Thread rule: the runner's.
-"""
+"""A plan's rows with all values known on the host, and the padded sizes of captured graphs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -96,25 +93,11 @@ class ResolvedRows:
 
     @property
     def stops(self) -> Ints:
-        """Length of each row's sequence after the forward, in tokens, without its sampled
-        tokens."""
+        """Length of each row's sequence after the forward, in tokens, without sampled ones."""
         return self.starts + self.lengths
 
     def take(self, rows: NDArray[np.int64]) -> "ResolvedRows":
-        return ResolvedRows(
-            self.batch_indices[rows],
-            self.starts[rows],
-            self.lengths[rows],
-            self.read_slots[rows],
-            self.write_slots[rows],
-            self.num_sampled[rows],
-            self.tokens_at[rows],
-            self.at_index[rows],
-            self.decodes[rows],
-            self.verifies[rows],
-            self.drafts_at_index[rows],
-            self.rope_deltas[rows],
-        )
+        return ResolvedRows(*(column[rows] for column in vars(self).values()))
 
 
 class SequenceStates:
@@ -172,10 +155,8 @@ class SequenceStates:
         batch_indices, slots = self._slots.shape
         if not 0 <= item.batch_index < batch_indices or not 0 < len(item.slots) <= slots:
             raise PlanError(
-                f"batch index {item.batch_index} joins with {len(item.slots)} slots: batch "
-                f"indices end at "
-                f"{batch_indices}, each "
-                f"with at most {slots}"
+                f"batch index {item.batch_index} joins with {len(item.slots)} slots: batch indices "
+                f"end at {batch_indices}, each with at most {slots}"
             )
         if item.batch_index in self._pages:
             raise PlanError(
@@ -281,8 +262,7 @@ class SequenceStates:
     ) -> list[SequenceSlice]:
         """Return the rows as the model's sequence slices. sampled: tokens by batch index, for rows
         with tokens stored in the runner. find: finds the rows of pictures; None: the runner stores
-        none. numbers: the rows' indices in the plan; None: they are all its rows. Raises PlanError,
-        RowsGone."""
+        none. numbers: the rows' indices in the plan; None: all. Raises PlanError, RowsGone."""
         marks: dict[int, list[tuple[int, int]]] = {}
         for mark in plan.checkpoints:
             marks.setdefault(int(plan.rows.batch_indices[mark.row]), []).append(
@@ -290,12 +270,8 @@ class SequenceStates:
             )
         slices = []
         for row in range(len(rows)):
-            batch_index, length, at = (
-                int(rows.batch_indices[row]),
-                int(rows.lengths[row]),
-                rows.tokens_at[row],
-            )
-            host: list[int] = plan.tokens[at : at + length].tolist()
+            batch_index, at = int(rows.batch_indices[row]), rows.tokens_at[row]
+            host: list[int] = plan.tokens[at : at + rows.lengths[row]].tolist()
             verifies = bool(rows.verifies[row])
             slices.append(
                 SequenceSlice(
@@ -331,10 +307,7 @@ def _pictured(plan: ForwardPlan) -> list[int]:
 
 
 def with_pictures(
-    plan: ForwardPlan,
-    slices: list[SequenceSlice],
-    find: FindRows | None,
-    numbers: Sequence[int],
+    plan: ForwardPlan, slices: list[SequenceSlice], find: FindRows | None, numbers: Sequence[int]
 ) -> list[SequenceSlice]:
     """Return a plan's slices with its rotary positions and its pictures' rows. find: returns a
     picture's stored rows; None: the runner stores none. numbers: the slices' rows in the plan.
@@ -383,8 +356,7 @@ def _check_rope(plan: ForwardPlan, item: RowPositions, into: SequenceSlice) -> N
 
 
 MOST_ROWS = 64
-"""Most rows with drafts in a step. With more rows, matrix products would take longer than drafts
-can save."""
+"""Most rows with drafts in a step. Products of more rows take longer than drafts save."""
 _WIDTHS = (2, 4, 8)
 
 

@@ -1,8 +1,4 @@
-"""Admission: the number of running requests, their longest wait, and the refusal of late ones.
-
-Owns measured times, and counts of transfers removed from an accept window (a limit on transfers
-begun at a time). Thread rule: the engine loop's.
-"""
+"""Admission: the number of running requests, their longest wait, and the refusal of late ones."""
 
 import math
 import time
@@ -38,8 +34,7 @@ class StepOutlook:
         self._last = 0, 0.0
 
     def completed(self, rows: int, seconds: float) -> None:
-        """Record a decode-only step. rows: number of its answers, at least one. seconds: its
-        duration."""
+        """Record a decode-only step. rows: its answers, at least one. seconds: its duration."""
         before, self._last = self._last, (rows, seconds)
         if before[0] == rows:
             seconds = min(seconds, before[1])
@@ -92,24 +87,21 @@ class Seats:
     """
 
     def __init__(self, rows: int, per_token: float | None) -> None:
-        """rows: most rows of a forward. per_token: largest duration of a step in seconds; None: no
-        limit."""
+        """rows: most rows of a forward. per_token: longest step in seconds; None: no limit."""
         self.steps = StepOutlook()
         self._rows = rows
         self._per_token = per_token
 
     @property
     def count(self) -> int:
-        """Number of requests allowed to run at a time. If more run already, none is removed for
-        it."""
+        """Number of requests allowed to run at a time. If more run, none is removed."""
         if self._per_token is None:
             return self._rows
         return min(self._rows, self.steps.fitting(self._per_token))
 
     @property
     def places(self) -> int:
-        """Return the number of requests allowed to run or to have their prompt computed on another
-        node."""
+        """Return the number of requests allowed to run, or be computed on another node."""
         if self._per_token is None:
             return self._rows + -(-self._rows // _SEATS_A_PLACE)
         return self.count
@@ -156,8 +148,7 @@ class QueueLimit:
 
     @property
     def idle_seconds(self) -> float | None:
-        """Seconds until the next check of due times is needed; None: not before a request
-        enters."""
+        """Seconds until the next check of due times is needed; None: none without a request."""
         return max(0.0, self._times[0][0] - self._clock()) if self._times else None
 
     def passed(self, waiting: Container[Request]) -> list[Request]:
@@ -292,10 +283,7 @@ class EarlyRefusal:
         return asked.or_else(self._own)
 
     def reason(
-        self,
-        request: Request,
-        others: Collection[Request],
-        elsewhere: SecondsElsewhere,
+        self, request: Request, others: Collection[Request], elsewhere: SecondsElsewhere
     ) -> m.RequestError | None:
         """Return the error to refuse the request with; None to accept it. others: all requests not
         yet over. elsewhere: returns seconds of other nodes' work, as in
@@ -378,8 +366,7 @@ class AcceptWindow:
         """Count of transfers removed so far; a change means others may enter."""
 
     def has_room(self, peer: str, tokens: int) -> bool:
-        """Return True if memory for a prompt of `tokens` tokens may be allocated for the node
-        `peer`."""
+        """Return True if a prompt of `tokens` tokens may get memory for the node `peer`."""
         ahead = self._ahead.get(peer)
         if not ahead:
             return True

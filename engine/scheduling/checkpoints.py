@@ -69,11 +69,7 @@ def plan_checkpoints(
 
 
 def _prompt_ends(
-    tokens: int,
-    cached: int,
-    match: Match,
-    message_end: int | None,
-    runs: Sequence[PictureRun],
+    tokens: int, cached: int, match: Match, message_end: int | None, runs: Sequence[PictureRun]
 ) -> set[int]:
     """Return the positions kept as a prompt's end.
 

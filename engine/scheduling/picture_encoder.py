@@ -74,8 +74,7 @@ _MOST_IN_FLIGHT = 2
 @dataclass
 class PictureCounts:
     """Counters. encoded: pictures through the tower. kept: rows found in the store, once a prompt.
-    dropped: encodes given up because no request waits any more. decoded: files whose decoding
-    began."""
+    dropped: encodes given up because no request waits any more. decoded: files begun."""
 
     encoded: int = 0
     decoded: int = 0
@@ -227,8 +226,7 @@ class PictureEncoder:
         self._store.clear()
 
     def work(self, request: Request, start: int) -> float:
-        """Return the work of the prompt's pictures without rows from token `start` on, in
-        tokens."""
+        """Return the work of the prompt's pictures without rows, from token `start`, in tokens."""
         pictures = request.pictures
         if pictures is None:
             return 0.0
@@ -383,8 +381,7 @@ class PictureEncoder:
         return True
 
     def _compute_ahead(self, running: PictureName) -> None:
-        """Let other towers compute the pictures of the next wishes. running: the one computed
-        first."""
+        """Let other towers compute the pictures of the next wishes. running: the first one."""
         wishes = (each for each in self._wishes.items() if each[0] != running)
         for name, wish in islice(wishes, self._rows.ahead):
             if not wish.is_ready:
@@ -437,8 +434,7 @@ class PictureEncoder:
         running.parts.append((pace.end(), blocks * flops))
 
     def _took_over(self, running: _Running) -> m.RequestError | None:
-        """Take over the ended parts; store the rows behind the last block. Return a failure, if
-        any."""
+        """Take over the ended parts; store the rows behind the last block. Return a failure."""
         while running.parts and running.parts[0][0].has_ended:
             part, flops = running.parts.popleft()
             running.seconds += part.seconds

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from tasuki.engine import messages as m
-from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
+from tasuki.engine.pictures.placed import PictureShape, PlacedPicture, Sight
 from tasuki.engine.pictures.row_store import PictureNumber
-from tasuki.engine.pictures.sight import Sight
 from tasuki.engine.request import Prefilling, Request
 
 from .picture_encoder import FailedPicture, PictureEncoder, PictureWork, no_work
@@ -24,6 +23,8 @@ _NO_TOWER = m.RequestError(
 
 
 class PicturesElsewhere:
+    is_decoding = False
+
     def __init__(self, sight: Sight, work: PictureWork = no_work) -> None:
         """work: of a picture."""
         self._work = work
@@ -35,10 +36,6 @@ class PicturesElsewhere:
     def is_busy(self) -> bool:
         """Return True if a request waits for its end."""
         return bool(self._waiting)
-
-    @property
-    def is_decoding(self) -> bool:
-        return False
 
     def clear(self) -> None:
         """Do nothing: no rows are kept."""

@@ -50,12 +50,10 @@ class RunningRequests(Collection[Request]):
         self._progress = progress
         self._batch_indices: dict[Request, int] = {}
         self._order: BatchIndices = np.empty(0, dtype=np.intp)
-        """Batch indices of the running requests, in the order of their start; invalid while
-        _reordered."""
+        """Batch indices of the running requests, by their start; invalid while _reordered."""
         self._reordered = False
         self._suspects: list[Request] = []
-        """Requests from a failed forward, to be run alone; some may have been cleared of suspicion
-        since."""
+        """Requests from a failed forward, to be run alone; some may be cleared since."""
         self._requests: NDArray[np.object_] = np.empty(batch_indices, dtype=object)
         self._answers: NDArray[np.bool_] = np.zeros(batch_indices, dtype=np.bool_)
         self._prompt_lengths: Ints = np.zeros(batch_indices, dtype=np.int32)
@@ -177,8 +175,7 @@ class RunningRequests(Collection[Request]):
         )
 
     def _suspect(self) -> Request | None:
-        """Return a request from a failed forward, to run alone in the next forward; None without
-        one."""
+        """Return a request from a failed forward, to run alone in the next forward, or None."""
         self._suspects = [
             request
             for request in self._suspects
@@ -240,8 +237,7 @@ class WaitingQueue:
             yield from parked
 
     def stands(self, request: Request) -> bool:
-        """Return True if the request waits in its caller's line, not parked behind another
-        request."""
+        """Return True if the request waits in its caller's line, not parked."""
         return request in self and not any(request in parked for parked in self._parked.values())
 
     def sought(self, request: Request, start: int, length: int) -> int:
@@ -253,13 +249,7 @@ class WaitingQueue:
     def add(self, request: Request, *, returned: bool = False) -> None:
         """Add a request to its caller's line. returned: True if it was begun before; it goes ahead
         of requests not begun yet."""
-        place = (
-            request.priority,
-            not returned,
-            request.ordered_by,
-            next(self._numbers),
-            request,
-        )
+        place = (request.priority, not returned, request.ordered_by, next(self._numbers), request)
         self._places[request] = place
         self._stand(place)
 
@@ -276,8 +266,7 @@ class WaitingQueue:
         self._leave(place)
 
     def missed(self, request: Request) -> None:
-        """Forget a first token's due time, because it was missed. Order the request by its longest
-        wait instead."""
+        """Forget a first token's due time, because it was missed. Order it by its longest wait."""
         request.first_due = math.inf
         before = self._places[request]
         place = (*before[:2], request.ordered_by, *before[3:])
@@ -343,8 +332,7 @@ class CallerShares:
         self._seats = seats
 
     def least(self, callers: Sequence[str], running: RunningRequests) -> str:
-        """Return the caller with the least share, to begin its request next. callers:
-        candidates."""
+        """Return the caller with the least share, to begin its request next."""
         if len(callers) == 1:
             return callers[0]
         shares = self._shares(running)

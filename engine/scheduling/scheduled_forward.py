@@ -6,7 +6,7 @@ and its known pages. Thread rule: the engine loop. Invariant: this record of a b
 the runner's after it has run every plan made. So each plan must be launched, once and in order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -123,8 +123,7 @@ class AnswerRows:
         return len(self.batch_indices)
 
     def live(self, progress: ProgressTable) -> NDArray[np.bool_]:
-        """Return bool [n]: True if the row's request still runs on the allocation used in this
-        forward."""
+        """Return bool [n]: True if the row's request still runs on this forward's allocation."""
         still: NDArray[np.bool_] = progress.holders[self.batch_indices] == self.holders
         return still
 
@@ -225,10 +224,7 @@ class ForwardPlanner:
         """Token capacity of the pages known to the runner for the sequence, by batch index."""
 
     def plan(
-        self,
-        forward: ScheduledForward,
-        copies: tuple[CopyOp, ...],
-        folds: tuple[Fold, ...] = (),
+        self, forward: ScheduledForward, copies: tuple[CopyOp, ...], folds: tuple[Fold, ...] = ()
     ) -> ForwardPlan:
         """Return the next plan; it must be launched. copies: cache copies before the forward.
         folds: recurrent states to store after accepted drafts. REQUIRES: no two rows share a batch
@@ -256,7 +252,10 @@ class ForwardPlanner:
             if item.turns_apart and item.request.pictures is not None:
                 positions = item.request.pictures.rope_positions(item.start, item.stop)
                 rope.append(RowPositions(row, positions))
-                pictures += _picture_rows(row, item)
+                pictures += [
+                    PictureRows(row, span.token, number, span.first, span.count)
+                    for span, number in item.pictures
+                ]
         if self._joined_count > len(forward):
             changes.left += self._leave()
         return ForwardPlan(
@@ -314,14 +313,8 @@ class ForwardPlanner:
         flags = _VERIFIES if item.drafts else _DECODES if item.decodes else 0
         flags += item.drafts_at_index * _DRAFTS_AT_INDEX
         column[:] = (
-            batch_index,
-            item.start,
-            item.stop - item.start,
-            item.read_index,
-            item.write_index,
-            self._row_limits[batch_index],
-            item.num_sampled,
-            flags,
+            *(batch_index, item.start, item.stop - item.start, item.read_index, item.write_index),
+            *(self._row_limits[batch_index], item.num_sampled, flags),
         )
         known = item.request.token_slice(item.start, item.stop - len(item.drafts))
         return known + list(item.drafts)
@@ -356,11 +349,6 @@ class ForwardPlanner:
         self._joined_count -= len(gone)
         found: list[int] = gone.tolist()
         return found
-
-
-def _picture_rows(row: int, item: ScheduledSequence) -> Iterator[PictureRows]:
-    for span, number in item.pictures:
-        yield PictureRows(row, span.token, number, span.first, span.count)
 
 
 def _scored(row: int, item: ScheduledSequence) -> list[ScoredRow]:

@@ -115,8 +115,7 @@ class Demand:
 
 
 Owed = Mapping[str, float]
-"""Prompt tokens a caller is still owed from earlier chunks, by caller; negative: tokens received in
-advance."""
+"""Prompt tokens a caller is still owed from earlier chunks, by caller; negative: had in advance."""
 
 
 def share_chunk(
@@ -128,8 +127,7 @@ def share_chunk(
 ) -> list[int]:
     """Return each demand's stop in the next forward; its start if it gets nothing. A stop inside a
     prompt is on a page boundary. demands: the oldest first. budget: tokens in all. turn: number of
-    the chunk. speed: prompt tokens a second; infinite if unknown. owed: tokens owed to callers from
-    earlier chunks."""
+    the chunk. speed: prompt tokens a second; infinite if unknown. owed: tokens owed to callers."""
     stops = [demand.start for demand in demands]
     if not demands:
         return stops
@@ -151,7 +149,9 @@ def share_chunk(
         left -= stops[index] - before
         return stops[index] - before
 
-    callers = _turned(sorted({demand.caller for demand in demands}), turn)
+    callers = sorted({demand.caller for demand in demands})
+    first = turn % len(callers)
+    callers = callers[first:] + callers[:first]
     # The caller owed most comes first. Among equals the first one changes each time.
     callers.sort(key=lambda caller: owed.get(caller, 0.0), reverse=True)
     of = {caller: [i for i in order if demands[i].caller == caller] for caller in callers}
@@ -184,11 +184,6 @@ def owed_after(
         for caller, tokens in got.items()
         if left[caller]
     }
-
-
-def _turned(callers: list[str], turn: int) -> list[str]:
-    first = turn % len(callers)
-    return callers[first:] + callers[:first]
 
 
 def _in_order(demands: Sequence[Demand], speed: float) -> list[int]:
@@ -272,8 +267,7 @@ class Scheduler:
         self.waiting.add(request, returned=True)
 
     def start(self, request: Request) -> None:
-        """Run a request with an allocation from a hand-over. REQUIRES: it is Prefilling or
-        Decoding."""
+        """Run a request with a hand-over's allocation. REQUIRES: it is Prefilling or Decoding."""
         self.running.add(request)
 
     def drop(self, request: Request) -> None:
@@ -304,8 +298,7 @@ class Scheduler:
         return left if 0 < left < math.inf else None
 
     def completed(self, forward: ScheduledForward, seconds: float) -> None:
-        """Record a forward's duration: for prompt tokens if it computed any, else for steps of
-        answers."""
+        """Record a forward's duration: for prompt tokens if it had any, else for steps."""
         self._chunk.completed(forward, seconds)
         if tokens := forward.prompt_tokens:
             self._chunk_seconds.add(tokens, seconds)
@@ -425,7 +418,8 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         """Admit requests, the caller with the least share first, until no request finds memory."""
-        self._computing = [request for request in self._computing if _computes(request)]
+        computes = AwaitingGrant | Loading | Prefilling
+        self._computing = [one for one in self._computing if isinstance(one.state, computes)]
         self.waiting.unpark()
         blocked: set[str] = set()
         seats = self.seats.count
@@ -441,8 +435,7 @@ class Scheduler:
             self._retract(victim)
 
     def _admit_of(self, caller: str) -> bool:
-        """Try to begin the caller's first waiting requests. Return True if a request left the
-        caller's line."""
+        """Try to begin the caller's first waiting requests. Return True if one left the line."""
         for *_, request in self.waiting.lines[caller][: self.waiting.tried(caller)]:
             if self._admit(request):
                 self.waiting.begun(request)
@@ -629,10 +622,6 @@ def _guesses(request: Request, state: Active, stop: int) -> int:
     if request.drafting is None:
         return 0
     return max(0, min(request.drafting.guesses, state.allocation.capacity_tokens - stop - 1))
-
-
-def _computes(request: Request) -> bool:
-    return isinstance(request.state, AwaitingGrant | Loading | Prefilling)
 
 
 def _prefilling(request: Request) -> Prefilling:

@@ -103,8 +103,7 @@ def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
         common = min(common_tokens(request.keys, other.keys), len(request.prompt) - 1)
         runs = request.pictures.runs if request.pictures else ()
         position = max(
-            before_picture(common // PAGE_TOKENS * PAGE_TOKENS, runs),
-            behind_picture(common, runs),
+            before_picture(common // PAGE_TOKENS * PAGE_TOKENS, runs), behind_picture(common, runs)
         )
         if position > (0 if best is None else best.position) and _may_keep(other, position):
             best = Leader(other, state.allocation, position)
@@ -128,8 +127,7 @@ def follow(leader: Leader) -> None:
 
 
 def _may_keep(other: Request, position: int) -> bool:
-    """Return True if a checkpoint after `position` tokens is planned for `other`, or can still
-    be."""
+    """Return True if a checkpoint after `position` tokens is planned for `other`, or may be."""
     state = other.state
     if isinstance(state, Prefilling) and state.progress.num_scheduled >= position:
         return False
@@ -199,8 +197,7 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
 
 
 def told_of(fork: Request, carrier: Request) -> None:
-    """Copy the report about the prompt's computation from the carrier to the fork (one of several
-    answers)."""
+    """Copy the report about the prompt's computation from the carrier to the fork."""
     fork.hit = None if carrier.hit is None else _with_last_token(carrier.hit)
     fork.transfer, fork.pulled = carrier.transfer, carrier.pulled
     fork.route, fork.prefilled_on = carrier.route, carrier.prefilled_on

@@ -21,8 +21,7 @@ from .drafting import Drafting
 _KEPT = 9
 """Number of newest step durations kept for each kind of step."""
 _KNOWN = 3
-"""Number of measured steps of a kind needed to know its duration. Fewer may all have been delayed
-by other work."""
+"""Number of measured steps of a kind needed to know its duration. Fewer may all be delayed."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ class StepCosts:
 
     def more(self, shape: StepShape) -> float:
         """Return the expected extra seconds of a step with drafts over one without. A kind of step
-        with too few measurements gets the largest value among smaller measured kinds, so it is
-        tried."""
+        with too few measurements gets the largest value of smaller kinds, so it is tried."""
         known, own = self.known(shape), self._kind(shape)
         if known is not None:
             return known
@@ -90,8 +88,7 @@ class StepCosts:
 
 
 def _quick(seconds: Collection[float]) -> float:
-    """Return the lower quartile of the durations, because other work on the machine only lengthens
-    steps."""
+    """Return the lower quartile of the durations, because other work only lengthens steps."""
     return sorted(seconds)[(len(seconds) - 1) // 4]
 
 
@@ -125,12 +122,10 @@ class DraftLimit(Protocol):
 class FixedLimit:
     """A constant largest number of drafts per answer, at any cost."""
 
+    watched = 0
+
     def __init__(self, most: int) -> None:
         self.most = most
-
-    @property
-    def watched(self) -> int:
-        return 0
 
     def next(self, answers: int, drafting: Collection[Drafting]) -> int:
         return self.most
@@ -156,8 +151,7 @@ _DOUBTED = 64
 _TRIES steps with drafts."""
 _TRIES = 3
 _CONSIDERED = 4
-"""Number of steps without drafts for each use of the estimates, because one takes the host some 20
-us."""
+"""Number of steps without drafts for each use of the estimates, because one takes some 20 us."""
 _STALE = 256
 """Number of steps with drafts after which _ANEW steps without are measured again."""
 _WATCHED = 4
@@ -183,8 +177,7 @@ class MeasuredLimit:
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
-        """widths: row lengths with kernels, in tokens, rising; the last is the longest row with
-        drafts."""
+        """widths: row lengths with kernels, in tokens, rising; the last is the longest row."""
         self.costs = StepCosts(widths)
         self._spare = _MOST_LOST
         """Loss by drafts still allowed, in numbers of steps; below 0 after a larger loss."""
@@ -261,11 +254,7 @@ class MeasuredLimit:
         return self.costs.widths[-1] - 1
 
     def _best(
-        self,
-        answers: int,
-        plain: float,
-        rows: Sequence[tuple[float, Sequence[float]]],
-        part: float,
+        self, answers: int, plain: float, rows: Sequence[tuple[float, Sequence[float]]], part: float
     ) -> int:
         """Return the number of drafts per row with the most tokens per second; 0 if drafts gain
         nothing. plain: seconds of a step without drafts. rows: for each row, the chance to have

@@ -1,7 +1,4 @@
-"""The drafting of one request's answer, and the count of accepted drafts.
-
-Owns the results of one request's drafts so far. Thread rule: the engine loop's.
-"""
+"""The drafting of one request's answer, and the count of accepted drafts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -72,8 +69,7 @@ class Chances:
         self._gains: list[float] | None = None
 
     def verified(self, drafted: int, held: int) -> None:
-        """Record a verified row of `drafted` drafts, at least one; the first `held` of them were
-        accepted."""
+        """Record a verified row of one or more `drafted` drafts; the first `held` were accepted."""
         if self._prior is not None:
             self._prior.verified(drafted, held)
         self._gains = None
@@ -113,16 +109,14 @@ class MtpDrafter:
     them. Thread rule: the engine loop's.
     """
 
+    source = DraftSource.MTP
+
     def __init__(self) -> None:
         self._guessed: tuple[int, ...] = ()
         self._at_index = 0
         self._behind = 0
         """Number of the answer's tokens before the newest drafts. 0: no drafts were requested yet;
         the answer's first token is sampled without drafts."""
-
-    @property
-    def source(self) -> DraftSource:
-        return DraftSource.MTP
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
         """Store the draft layer's drafts, made after `behind` tokens of the answer."""
@@ -139,8 +133,7 @@ class MtpDrafter:
         return self._at_index if behind == self._behind else 0
 
     def asked(self, behind: int) -> bool:
-        """Return True if drafts after `behind` tokens of the answer were requested from the draft
-        layer."""
+        """Return True if drafts after `behind` tokens of the answer were asked of the layer."""
         return self._behind == behind
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
@@ -191,16 +184,14 @@ class Drafting:
         self.drafters = drafters
         self._proposing = drafters[0]
         self._watched: tuple[int, tuple[int, ...]] | None = None
-        """The answer's length while watching, and the drafts proposed then, to compare with the
-        answer later."""
+        """The answer's length while watching, and the drafts proposed then, to compare later."""
         self.counts: dict[DraftSource, DraftCount] = {
             drafter.source: DraftCount() for drafter in drafters
         }
 
     @property
     def guesses(self) -> int:
-        """Number of tokens to be proposed by the model's draft layer after each forward; 0 without
-        one."""
+        """Number of tokens to be proposed by the draft layer after each forward; 0 without one."""
         return 0 if self._mtp is None else self._most
 
     def first_guesses(self, output: Sequence[int], most: int) -> int:

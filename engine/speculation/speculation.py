@@ -1,13 +1,8 @@
-"""The sources of drafts (guesses of next tokens), and the choice of sources for each request.
-
-Owns the suffix indexes and the tokens of ended requests, used for drafts of others. Thread rule:
-the engine loop's.
-"""
+"""The sources of drafts (guesses of next tokens), and the choice of sources for each request."""
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +11,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import Ints
 from tasuki.model.grammar.constraint import Constraint
 from tasuki.model.grammar.grammar import Grammar
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.pycache.keys import PromptTokens
 
 from .drafting import Chances, Drafter, Drafting, DraftSource, MtpDrafter
@@ -118,6 +114,8 @@ class TreeDrafter:
     loop's.
     """
 
+    source = DraftSource.TREE
+
     def __init__(
         self, prompt: PromptTokens, salt: bytes, most: int, left: SuffixIndex, least: int = 1
     ) -> None:
@@ -133,10 +131,6 @@ class TreeDrafter:
         self._length = 2
         self._least = least
         self._watched: int | None = None
-
-    @property
-    def source(self) -> DraftSource:
-        return DraftSource.TREE
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         if not self._seen:
@@ -182,16 +176,14 @@ class PredictionDrafter:
     prediction again. So a difference costs the drafts of a step or two, whatever its size.
     """
 
+    source = DraftSource.PREDICTION
+
     def __init__(self, prediction: Ints) -> None:
         self._prediction = prediction
         self._place = 0
         self._missed = 0
         """Number of tokens since the answer last matched the prediction."""
         self._seen = 0
-
-    @property
-    def source(self) -> DraftSource:
-        return DraftSource.PREDICTION
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         new = output[self._seen :]
@@ -231,16 +223,10 @@ class PredictionDrafter:
             self._place, self._missed = int(places[np.abs(places - self._place).argmin()]), 0
 
 
-class Grammars(Protocol):
-    def constraint(self, grammar: Grammar, output: Sequence[int]) -> Constraint:
-        """Return the grammar's constraint after the tokens `output`. REQUIRES: the grammar was
-        compiled before."""
-
-
 class AnswerGrammar:
     """The position of one answer in its grammar."""
 
-    def __init__(self, grammar: Grammar, grammars: Grammars) -> None:
+    def __init__(self, grammar: Grammar, grammars: GrammarCompiler) -> None:
         self._grammar, self._grammars = grammar, grammars
         self._constraint: Constraint | None = None
         self._seen = 0
@@ -264,12 +250,10 @@ class ForcedDrafter:
     masking the logits belongs to the runner. Thread rule: the engine loop's.
     """
 
+    source = DraftSource.GRAMMAR
+
     def __init__(self, grammar: AnswerGrammar) -> None:
         self._grammar = grammar
-
-    @property
-    def source(self) -> DraftSource:
-        return DraftSource.GRAMMAR
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         return self._grammar.behind(output).forced(most)
@@ -282,12 +266,9 @@ class AllowedDrafter:
     """Proposes another drafter's tokens, up to the first one forbidden by the answer's grammar."""
 
     def __init__(self, drafter: Drafter, grammar: AnswerGrammar) -> None:
+        self.source = drafter.source
         self._drafter = drafter
         self._grammar = grammar
-
-    @property
-    def source(self) -> DraftSource:
-        return self._drafter.source
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         drafts = self._drafter.propose(output, most)
@@ -314,12 +295,11 @@ class Speculation:
         *,
         from_tree: bool = False,
         by_layer: bool = False,
-        grammars: Grammars | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """draft_tokens: most drafts per forward and request; 0: no drafts. from_tree: True to draft
         from earlier texts. by_layer: True to draft by the model's draft layer. Without both, only
-        predictions and grammars give drafts. grammars: compiled grammars of answers; None: there
-        are none."""
+        predictions and grammars give drafts. grammars: compiled grammars of answers; None: none."""
         self._draft_tokens = draft_tokens
         self._grammars = grammars
         self._by_layer = by_layer

@@ -1,9 +1,5 @@
 """A copy of pages and a state between two places, as plain data. Its segments are in layer order; a
-barrier lets computations wait for each layer.
-
-Plain values, except LoadBarrier. Thread rule: one thread copies and opens a barrier, one waits, any
-thread closes it.
-"""
+barrier lets computations wait for each layer."""
 
 import threading
 from collections import defaultdict
@@ -112,8 +108,7 @@ class CopyJob:
 
 def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, CopyJob]:
     """Return the load's copy job for each tier with a part of it, by tier number. barrier: the
-    load's layer barrier, used if a single tier has all parts; None if no computation waits behind
-    the load."""
+    load's layer barrier, used if a single tier has all parts; None if nothing waits behind it."""
     pages: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for tier, source, target in load.pages:
         pages[tier].append((source, target))
@@ -166,8 +161,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class _Part:
-    """A range of the job's pages, copied together: pages `first` to `end` (exclusive), with their
-    ranges."""
+    """A range of the job's pages, copied together: pages [first, end), with their ranges."""
 
     first: int
     end: int
@@ -206,8 +200,7 @@ def _states(layout: CacheLayout, job: CopyJob) -> Iterator[Segment]:
 
 
 def _pages(layout: CacheLayout, parts: list[_Part]) -> Iterator[Segment]:
-    """Yield the segments of the pages, with a provisional `layers`: the index of the segment's own
-    layer."""
+    """Yield the segments of the pages, with a provisional `layers`: the segment's own layer."""
     for region in layout.regions:
         for part in parts:
             moves = region_moves(layout, region, part.runs)
@@ -233,8 +226,7 @@ def region_moves(layout: CacheLayout, region: BlockRegion, runs: Runs) -> Moves:
 
 
 def slot_moves(layout: CacheLayout, slot: tuple[int, int], offset: int, length: int) -> Moves:
-    """Return the byte range of a slot's `length` bytes from `offset` on. slot: (source id, target
-    id)."""
+    """Return the byte range of a slot's `length` bytes from `offset` on. slot: (source, target)."""
     source, target = (number * layout.slab_bytes + offset for number in slot)
     return np.array([[source], [target], [length]])
 

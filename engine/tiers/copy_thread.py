@@ -43,8 +43,7 @@ class WriteJournal(Protocol):
         """Record the write's target pages and slot as about to be overwritten."""
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
-        """Record the write's target pages and slot as completely written. written: their
-        digests."""
+        """Record the write's targets as completely written. written: their digests."""
 
     def emptied(self) -> None:
         """Record all earlier entries as invalid."""

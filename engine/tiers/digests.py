@@ -1,8 +1,4 @@
-"""Digests of pages and slots in a tier and in the arena.
-
-Owns the digests of one tier. Thread rule: the copying thread writes digests. The holder of a usable
-copy may read its digest.
-"""
+"""Digests of pages and slots in a tier and in the arena."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,8 +13,7 @@ from tasuki.pycache.arena import Arena
 
 
 def page_bytes(arena: Arena, page: int) -> NDArray[np.uint8]:
-    """Return a view of a page's bytes in an arena in host memory: uint8 [regions, bytes of a
-    block]."""
+    """Return a view of a page's bytes in an arena in host memory: uint8 [regions, block bytes]."""
     layout = arena.layout
     blocks: NDArray[np.uint8] = arena.bytes.numpy().reshape(-1, layout.block_bytes)
     step = layout.pages_per_slab

@@ -108,8 +108,7 @@ _SEGMENT_BYTES = GIB
 _PAGE = mmap.PAGESIZE
 _SAID_SECONDS = 10.0
 MOST_SECONDS = 900.0
-"""Longest seconds of pinning before the node gives its start up. A terabyte takes about five
-minutes."""
+"""Longest seconds of pinning before the node gives its start up. A terabyte takes five minutes."""
 
 
 class Pinning(Protocol):
@@ -154,8 +153,7 @@ class _PinnedMap(mmap.mmap):
         return memory
 
     def pin(self, address: int, size: int) -> None:
-        """Pin `size` bytes from `address` on, to be unpinned when the map is freed. Raises
-        RuntimeError."""
+        """Pin `size` bytes from `address` on, until the map is freed. Raises RuntimeError."""
         self.pinning.pin(address, size)
         self.pinned.append(address)
 
@@ -165,10 +163,7 @@ class _PinnedMap(mmap.mmap):
 
 
 def pinned(
-    layout: CacheLayout,
-    slabs: int,
-    pinning: Pinning | None = None,
-    clock: Clock = time.monotonic,
+    layout: CacheLayout, slabs: int, pinning: Pinning | None = None, clock: Clock = time.monotonic
 ) -> torch.Tensor:
     """Return pinned zeros, uint8 [slabs * slab_bytes]. No slab crosses the border of two pinned
     regions, because a copy may not. pinning: CUDA's if None. Raises EngineConfigError if the memory

@@ -111,8 +111,7 @@ class LowerTiers:
         self._writes: dict[int, tuple[int, int]] = {}
         """Target tier number and bytes of each write in progress, by transfer number."""
         self._unflushed: set[int] = set()
-        """Transfer numbers of writes from one tier to the next, in progress at a flush of the
-        cache."""
+        """Transfer numbers of writes from one tier to the next, in progress at a flush."""
         self._unbegun: deque[tuple[Event, int, CopyJob]] = deque()
 
     @property
@@ -122,8 +121,7 @@ class LowerTiers:
 
     @property
     def load_wait(self) -> float:
-        """Return the waiting time of a new load behind the loads in progress, in tokens of
-        prefill."""
+        """Return the waiting time of a new load behind those in progress, in tokens of prefill."""
         return sum(load.price for load in self._loads.values())
 
     @property
@@ -133,8 +131,7 @@ class LowerTiers:
 
     @property
     def is_busy(self) -> bool:
-        """Return True if a copy is in progress, or a lookup in the remote store with a waiting
-        request."""
+        """Return True if a copy is in progress, or a lookup with a waiting request."""
         return bool(self._loads or self._writes) or self._is_looking_up
 
     @property

@@ -1,7 +1,4 @@
-"""Copies between an arena and a tier, segment by segment, with digests of the copied bytes.
-
-Thread rule: one thread; a load may go on while a write is in progress.
-"""
+"""Copies between an arena and a tier, segment by segment, with digests of the copied bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol

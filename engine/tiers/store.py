@@ -1,9 +1,5 @@
 """The common part of all stores below host memory: their interface, buffer rows, threads, and
-limits on failures.
-
-`within()` limits the time of a call in case it hangs. `Patience` pauses a store after too many
-failures in a row.
-"""
+limits on failures."""
 
 import hashlib
 import json
@@ -105,12 +101,10 @@ class Patience:
 
 
 MakeContract = Callable[[], Mapping[str, str]]
-"""A function to return the settings compared before another run's bytes are used. They are computed
-once."""
+"""A function to return the settings compared before another run's bytes are used. Computed once."""
 
 Ends = SimpleQueue[BaseException | None]
-"""Queue for the results of one run(): an exception for each failed call, None for each successful
-one."""
+"""Queue for the results of one run(): an exception for each failed call, None for others."""
 
 
 class IoThreads:
@@ -181,8 +175,7 @@ Rows = NDArray[np.uint8]
 
 
 def row_bytes(size: int) -> int:
-    """Return the bytes of a buffer row for `size` bytes of content: `size` rounded up to a multiple
-    of SECTOR."""
+    """Return the bytes of a buffer row for `size` bytes of content: `size` rounded up to SECTOR."""
     return -(-size // SECTOR) * SECTOR
 
 

@@ -77,8 +77,7 @@ class TierPrices:
         self, slabs: int, pages_a_second: float | None = None, filling: str = "as_dropped"
     ) -> TierConfig:
         """Return the prefix tree's settings for this tier. pages_a_second: long-run limit of
-        written pages per second; None: no limit. filling: the prefix tree's rule for writing to the
-        tier."""
+        written pages per second; None: no limit. filling: the prefix tree's rule for writes."""
         return TierConfig(
             slabs=slabs,
             fixed_cost=self.fixed,

@@ -1,7 +1,4 @@
-"""The copier of each tier below an arena.
-
-Each tier has one copying thread (copy_thread.py). The nearest tier comes first.
-"""
+"""The copier of each tier below an arena."""
 
 from typing import Protocol
 
@@ -18,8 +15,7 @@ from .store import HostSource, PassingRows, TierSource, TierStore
 
 
 class StoreLoads(Protocol):
-    """Loads to an arena from one store below host memory. Thread rule: one thread, one load at a
-    time."""
+    """Loads to an arena from one store below host memory. Thread rule: one load at a time."""
 
     def up(self, job: CopyJob) -> RunningCopy:
         """Return the copy of a load from the store, not begun yet. Its digests come from the

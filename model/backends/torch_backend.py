@@ -8,7 +8,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import DeltaNetConfig, MoeShape
-from tasuki.model.forward import Batch, Reduce, RowSpan, one_rank, put_rows
+from tasuki.model.forward import (
+    Batch,
+    Reduce,
+    RowSpan,
+    one_rank,
+    put_rows,
+)
 from tasuki.model.ops.attention.reference import (
     AttentionPlan,
     paged_attention,
@@ -19,7 +25,7 @@ from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.ops.draft.reference import CarryPlan, carry_over, plan_carry, states_before
 from tasuki.model.ops.gdn.reference import GdnPlan, gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
-from tasuki.model.ops.linear.reference import product, swiglu
+from tasuki.model.ops.linear.reference import EXACT, Products
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
 from tasuki.model.ops.row_room import RowRoom
@@ -103,32 +109,40 @@ class TorchBackend:
     Thread rule: one thread."""
 
     def __init__(
-        self, config: DeltaNetConfig, reduce: Reduce = one_rank, axes: Tensor | None = None
+        self,
+        config: DeltaNetConfig,
+        reduce: Reduce = one_rank,
+        axes: Tensor | None = None,
+        products: Products = EXACT,
     ) -> None:
-        """axes: as in RotaryAngles."""
+        """axes: as in RotaryAngles. products: with all matrices, in both phases."""
         self._config = config
         self._angles = replace(RotaryAngles.of(config), axes=axes)
         self._reduce = reduce
         self._room = RowRoom()
+        self._products = products
 
     def bind(self, batch: Batch) -> "TorchOperators":
         plan = TorchPlan.of(batch, self._config, self._angles, self._room)
-        return TorchOperators(self._config, plan, self._reduce)
+        return TorchOperators(self._config, plan, self._reduce, self._products)
 
 
 class TorchOperators:
     """PyTorch's `Operators` of one forward. It holds the forward's plan and none of the arena."""
 
-    def __init__(self, config: DeltaNetConfig, plan: TorchPlan, reduce: Reduce) -> None:
+    def __init__(
+        self, config: DeltaNetConfig, plan: TorchPlan, reduce: Reduce, products: Products = EXACT
+    ) -> None:
         self._config = config
         self._plan = plan
         self._reduce = reduce
+        self._products = products
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
         total = residual if branch is None else residual + branch
-        return product(rms_norm(total, norm, self._config.norm_eps), weight), total
+        return self._products.product(rms_norm(total, norm, self._config.norm_eps), weight), total
 
     def norm_head(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
@@ -136,7 +150,7 @@ class TorchOperators:
         return self.norm_project(branch, residual, norm, weight)[0]
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
-        return self._reduce(product(x, weight))
+        return self._reduce(self._products.product(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         config = self._config
@@ -182,16 +196,16 @@ class TorchOperators:
 
     def entries(self) -> "TorchEntries":
         assert self._plan.carry is not None, "the config has no draft layer"
-        return TorchEntries(self._config, self._plan, self._plan.carry)
+        return TorchEntries(self._config, self._plan, self._plan.carry, self._products)
 
     def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
-        return product(hidden, weight)
+        return self._products.product(hidden, weight)
 
     def join(
         self, tokens: Tensor, before: Tensor, embedding: Tensor, weights: DraftWeights
     ) -> Tensor:
         embedded = self._plan.embedded(tokens, embedding)
-        return _join(embedded, before, weights, self._config.norm_eps)
+        return _join(embedded, before, weights, self._config.norm_eps, self._products)
 
     def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:
         layer = weights.layer
@@ -199,7 +213,7 @@ class TorchOperators:
             None, x, layer.mixer_norm, weights.attention.in_proj
         )
         later = self._plan.of_entries()
-        mixed = TorchOperators(self._config, later, self._reduce).attention(
+        mixed = TorchOperators(self._config, later, self._reduce, self._products).attention(
             projected, weights.attention, kv
         )
         branch = self.project(mixed, weights.attention.out_proj)
@@ -214,15 +228,16 @@ class TorchOperators:
         return self._reduce(self._experts(x, weights)), total
 
     def _experts(self, x: Tensor, weights: MlpWeights | MoeWeights) -> Tensor:
+        products = self._products
         if isinstance(weights, MlpWeights):
-            return swiglu(x, weights.gate_up, weights.down)
+            return products.swiglu(x, weights.gate_up, weights.down)
         shape = self._config.feed_forward
         assert isinstance(shape, MoeShape)
         chosen, experts = route(x, weights.router, shape.chosen)
         first = shape.own.start
-        routed = mixture(x, weights.gate_up, weights.down, chosen, experts, first)
+        routed = mixture(x, weights.gate_up, weights.down, chosen, experts, first, products)
         shared = weights.shared
-        return routed + gated_shared(x, shared.gate_up, shared.down, weights.shared_gate)
+        return routed + gated_shared(x, shared.gate_up, shared.down, weights.shared_gate, products)
 
 
 @dataclass(frozen=True)
@@ -232,6 +247,7 @@ class TorchEntries:
     config: DeltaNetConfig
     plan: TorchPlan
     carry_plan: CarryPlan
+    products: Products
 
     def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         return rms_norm(branch + residual, norm, self.config.norm_eps)
@@ -247,10 +263,10 @@ class TorchEntries:
     ) -> None:
         config, attention, eps = self.config, weights.attention, self.config.norm_eps
         before = states_before(hidden, carry, self.carry_plan)
-        x = _join(self.plan.embedded(tokens, embedding), before, weights, eps)
+        x = _join(self.plan.embedded(tokens, embedding), before, weights, eps, self.products)
         rows = 2 * config.kv_heads * config.head_dim
         normed = rms_norm(x, weights.layer.mixer_norm, eps)
-        projected = product(normed, attention.in_proj.last_rows(rows))
+        projected = self.products.product(normed, attention.in_proj.last_rows(rows))
         k, v = projected.view(len(x), 2, config.kv_heads, config.head_dim).unbind(1)
         plan = self.plan
         k = apply_rotary(rms_norm(k, attention.k_norm, eps), plan.entry_cos, plan.entry_sin)
@@ -260,9 +276,11 @@ class TorchEntries:
         carry_over(hidden, carry, self.carry_plan)
 
 
-def _join(embedded: Tensor, before: Tensor, weights: DraftWeights, eps: float) -> Tensor:
+def _join(
+    embedded: Tensor, before: Tensor, weights: DraftWeights, eps: float, products: Products
+) -> Tensor:
     parts = (
         rms_norm(embedded, weights.embedding_norm, eps),
         rms_norm(before, weights.hidden_norm, eps),
     )
-    return product(torch.cat(parts, dim=-1), weights.fc)
+    return products.product(torch.cat(parts, dim=-1), weights.fc)

@@ -13,8 +13,11 @@ from torch import Tensor
 
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import (
+    BF16_STEPS,
+    Activations,
     Batch,
     DecodeBatch,
+    PhaseActivations,
     PicturesUnsupported,
     Reduce,
     VerifyBatch,
@@ -39,13 +42,16 @@ class TritonBackend:
         device: torch.device,
         reduce: Reduce = one_rank,
         axes: Tensor | None = None,
+        activations: PhaseActivations = BF16_STEPS,
     ) -> None:
         """config: the model's config with one rank's heads and widths, like the weights. reduce:
-        adds up the ranks' partial sums. axes: as in RotaryAngles."""
+        adds up the ranks' partial sums. axes: as in RotaryAngles. activations: their form in each
+        phase."""
         self._config = config
         self._dtype = dtype
         self._device = device
         self._reduce = reduce
+        self._activations = activations
         self._rotary = rotary_cache(config, config.max_position, device)
         self._axes = None if axes is None else axes.to(device, torch.int32)
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -70,8 +76,12 @@ class TritonBackend:
                 "this model has no tower here, and its prompt has pictures: serve them with one "
                 "fused node of one rank, with --vision auto"
             )
-        plan = PrefillPlan.of(batch, self._config, self._dtype, self._device, self._axes)
-        return TritonPrefill(self._config, plan, self._rotary, self._side, self._reduce)
+        plan = PrefillPlan.of(
+            *(batch, self._config, self._dtype, self._device, self._axes, self._activations)
+        )
+        return TritonPrefill(
+            *(self._config, plan, self._rotary, self._side, self._reduce, self._activations)
+        )
 
     def prepare(self) -> None:
         """Prepare cuDNN's attention plans, one for every possible context size. Call it once, on
@@ -86,11 +96,15 @@ class TritonBackend:
         return DecodeScratch.of(self._config, batch, self._device)
 
     def bind_decode(self, batch: DecodeBatch, scratch: DecodeScratch) -> TritonDecode:
-        operators = TritonRowDecode if batch.size <= MOST_ROWS else TritonDecode
+        activations = self._activations.steps
+        is_row = batch.size <= MOST_ROWS and activations is not Activations.ROWS
+        operators = TritonRowDecode if is_row else TritonDecode
         if self._axes is None:
             # Text alone keeps its own kernel, without a load of deltas.
             batch = replace(batch, rope_deltas=None)
-        return operators(self._config, batch, scratch, self._rotary, self._side, self._reduce)
+        return operators(
+            *(self._config, batch, scratch, self._rotary, self._side, self._reduce, activations)
+        )
 
     def verify_scratch(self, batch: int, tokens: int) -> VerifyScratch:
         """Return scratch memory for verification steps of up to `batch` sequences with up to
@@ -100,4 +114,7 @@ class TritonBackend:
     def bind_verify(self, batch: VerifyBatch, scratch: VerifyScratch) -> TritonVerify:
         if self._axes is None:
             batch = replace(batch, rope_deltas=None)
-        return TritonVerify(self._config, batch, scratch, self._rotary, self._side, self._reduce)
+        return TritonVerify(
+            *(self._config, batch, scratch, self._rotary, self._side, self._reduce),
+            self._activations.steps,
+        )

@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.forward import DecodeBatch, Phase, Reduce
+from tasuki.model.forward import Activations, DecodeBatch, Reduce
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.qk_norm_rope_gate import RopeDeltas, TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
 from tasuki.model.ops.draft.entry_inputs import entry_inputs
 from tasuki.model.ops.gdn.decode import gdn_decode
-from tasuki.model.ops.linear.phase_product import phase_gate_up, phase_product
+from tasuki.model.ops.linear.normed_product import normed_product
+from tasuki.model.ops.linear.phase_product import phase_gate_up, phase_product, phase_swiglu
 from tasuki.model.ops.linear.row_product import normed_row_product, normed_row_swiglu, row_product
 from tasuki.model.ops.linear.small_batch import MOST_ROWS, is_one_round, small_batch
 from tasuki.model.ops.moe.experts import moe
-from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
+from tasuki.model.ops.norm.rms_norm import add_rms_norm
 from tasuki.model.weights.layers import (
     AttentionWeights,
     DraftWeights,
@@ -160,16 +161,18 @@ class TritonDecode:
         rotary: Tensor,
         side: torch.cuda.Stream,
         reduce: Reduce,
+        activations: Activations = Activations.MODEL,
     ) -> None:
         """rotary: angles from `rotary_cache`; side: a second stream. It runs the shared expert in
         parallel with the routed experts, and the draft layer's KV in parallel with the first
-        layers."""
+        layers. activations: those of steps."""
         self._config = config
         self._batch = batch
         self._scratch = scratch
         self._rotary = rotary
         self._side = side
         self._reduce = reduce
+        self._activations = activations
         self._places = TokenPlaces(
             *(batch.positions, scratch.owners[: batch.size], batch.page_table, batch.rows),
             rope=rope_of(batch.rope_deltas),
@@ -179,10 +182,7 @@ class TritonDecode:
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
         eps = self._config.norm_eps
-        if branch is None:
-            return phase_product(rms_norm(residual, norm, eps), weight, Phase.STEP), residual
-        normed, residual = add_rms_norm(branch, residual, norm, eps)
-        return phase_product(normed, weight, Phase.STEP), residual
+        return normed_product(branch, residual, norm, eps, weight, self._activations)
 
     def norm_head(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
@@ -222,11 +222,18 @@ class TritonDecode:
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
-        x, residual = add_rms_norm(branch, residual, norm, self._config.norm_eps)
+        eps, activations = self._config.norm_eps, self._activations
         if isinstance(weights, MoeWeights):
-            output = moe(x, weights, self._config, self._batch.rows, self._side)
+            x, residual = add_rms_norm(branch, residual, norm, eps)
+            output = moe(x, weights, self._config, self._batch.rows, self._side, activations)
+        elif activations is Activations.ROWS:
+            both, residual = normed_product(
+                branch, residual, norm, eps, weights.gate_up, activations
+            )
+            output = phase_swiglu(both, weights.down, activations)
         else:
-            acts = phase_gate_up(x, weights.gate_up, Phase.STEP)
+            x, residual = add_rms_norm(branch, residual, norm, eps)
+            acts = phase_gate_up(x, weights.gate_up, activations)
             output = self._product(acts, weights.down)
         return self._reduce(output), residual
 
@@ -247,12 +254,13 @@ class TritonDecode:
         """Return x [T, k] times weight [hidden, k] transposed, without a sum over ranks."""
         if weight.is_plain and self._batch.size <= MOST_ROWS and is_one_round(weight.plain):
             return small_batch(x, weight.plain)
-        return phase_product(x, weight, Phase.STEP)
+        return phase_product(x, weight, self._activations)
 
 
 class TritonRowDecode(TritonDecode):
     """Operators of a decode step with few rows, so that reading weights limits its speed. Norms and
-    SwiGLU run inside the matrix products and take no launches of their own."""
+    SwiGLU run inside the matrix products and take no launches of their own. REQUIRES: activations
+    of `Activations.MODEL`."""
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix

@@ -13,12 +13,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.forward import Batch, Phase, Reduce, RowSpan
+from tasuki.model.forward import (
+    BF16_STEPS,
+    Activations,
+    Batch,
+    Phase,
+    PhaseActivations,
+    Reduce,
+    RowSpan,
+)
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.qk_norm_rope_gate import RopeAxes, TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlan, plan_gdn_prefill
+from tasuki.model.ops.linear.normed_product import normed_product
 from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
@@ -40,14 +49,17 @@ class PhasePart:
 
 @dataclass(frozen=True)
 class PhaseRows:
-    """The rows of a forward, divided by phase: one part for each phase present."""
+    """The rows of a forward, divided by phase: one part for each phase present, or one for all if
+    both have the same activations."""
 
     parts: tuple[PhasePart, ...]
 
     @staticmethod
-    def of(batch: Batch, rows: Tensor) -> "PhaseRows":
+    def of(batch: Batch, rows: Tensor, activations: PhaseActivations = BF16_STEPS) -> "PhaseRows":
         """Divide the rows of a batch by phase, and return the parts. The batch is in host memory.
-        rows [1] int32 on the device: number of all rows."""
+        rows [1] int32 on the device: number of all rows. activations: those of both phases."""
+        if activations.steps is activations.prompts:
+            return PhaseRows((PhasePart(Phase.PROMPT, None, rows),))
         stepped = [i in batch.stepped for i in range(len(batch.write_slots))]
         if len(set(stepped)) == 1:
             phase = Phase.STEP if stepped[0] else Phase.PROMPT
@@ -100,9 +112,11 @@ class PrefillPlan:
         dtype: torch.dtype,
         device: torch.device,
         axes: Tensor | None = None,
+        activations: PhaseActivations = BF16_STEPS,
     ) -> "PrefillPlan":
         """Return the plan for a batch in host memory. dtype: dtype of activations. axes: axis of
-        each rotary pair, int32 on the device. REQUIRES: axes, if the batch has rotary positions."""
+        each rotary pair, int32 on the device. activations: their form in each phase. REQUIRES:
+        axes, if the batch has rotary positions."""
         lengths = batch.cu_seqlens.diff()
         counts, contexts = lengths.tolist(), batch.context_lens.tolist()
         owners = torch.repeat_interleave(torch.arange(len(counts)), lengths)
@@ -126,7 +140,7 @@ class PrefillPlan:
             own, entries = (RopeAxes(some.view(3, -1), axes) for some in turns)
             places, entry_places = replace(places, rope=own), replace(places, rope=entries)
         return PrefillPlan(
-            phases=PhaseRows.of(batch, rows),
+            phases=PhaseRows.of(batch, rows, activations),
             gdn=plan_gdn_prefill(counts, batch.read_slots.tolist(), batch.saves(), device),
             places=places,
             entry_places=entry_places,
@@ -147,24 +161,30 @@ def _padded(table: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class TritonPrefill:
     """Triton's `Operators` of one forward over prompts. rotary: angles from `rotary_cache`; side: a
-    second stream to run the shared expert in parallel with the routed experts."""
+    second stream to run the shared expert in parallel with the routed experts. activations: those
+    of both phases."""
 
     config: DeltaNetConfig
     plan: PrefillPlan
     rotary: Tensor
     side: torch.cuda.Stream
     reduce: Reduce
+    activations: PhaseActivations = BF16_STEPS
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
+        if self.activations.prompts is Activations.ROWS:
+            eps = self.config.norm_eps
+            return normed_product(branch, residual, norm, eps, weight, Activations.ROWS)
         normed, residual = self._normed(branch, residual, norm)
         return self._product(normed, weight), residual
 
     def norm_head(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> Tensor:
-        return phase_product(self._normed(branch, residual, norm)[0], weight, Phase.STEP)
+        normed, _ = self._normed(branch, residual, norm)
+        return phase_product(normed, weight, self.activations.steps)
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
         return self.reduce(self._product(x, weight))
@@ -182,6 +202,10 @@ class TritonPrefill:
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
+        if isinstance(weights, MlpWeights) and self.activations.prompts is Activations.ROWS:
+            both, residual = self.norm_project(branch, residual, norm, weights.gate_up)
+            output = phase_swiglu(both, weights.down, Activations.ROWS)
+            return self.reduce(output), residual
         x, residual = add_rms_norm(branch, residual, norm, self.config.norm_eps)
         if isinstance(weights, MoeWeights):
             return self.reduce(self._moe(x, weights)), residual
@@ -206,17 +230,23 @@ class TritonPrefill:
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
         """Return x [T, k] times weight [n, k] transposed, without a sum over ranks."""
-        return self.plan.phases.each(x, lambda x, part: phase_product(x, weight, part.phase))
+
+        def compute(x: Tensor, part: PhasePart) -> Tensor:
+            return phase_product(x, weight, self.activations.of(part.phase))
+
+        return self.plan.phases.each(x, compute)
 
     def _mlp(self, x: Tensor, weights: MlpWeights) -> Tensor:
         def compute(x: Tensor, part: PhasePart) -> Tensor:
-            both = phase_product(x, weights.gate_up, part.phase)
-            return phase_swiglu(both, weights.down, part.phase)
+            activations = self.activations.of(part.phase)
+            both = phase_product(x, weights.gate_up, activations)
+            return phase_swiglu(both, weights.down, activations)
 
         return self.plan.phases.each(x, compute)
 
     def _moe(self, x: Tensor, weights: MoeWeights) -> Tensor:
         def compute(x: Tensor, part: PhasePart) -> Tensor:
-            return moe(x, weights, self.config, part.rows, self.side, part.phase)
+            activations = self.activations.of(part.phase)
+            return moe(x, weights, self.config, part.rows, self.side, activations)
 
         return self.plan.phases.each(x, compute)

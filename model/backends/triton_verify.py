@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.forward import DecodeBatch, FoldRows, Reduce, VerifyBatch
+from tasuki.model.forward import Activations, DecodeBatch, FoldRows, Reduce, VerifyBatch
 from tasuki.model.layer_kind import LayerKind
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
@@ -63,6 +63,7 @@ class TritonVerify(TritonDecode):
         rotary: Tensor,
         side: torch.cuda.Stream,
         reduce: Reduce,
+        activations: Activations = Activations.MODEL,
     ) -> None:
         # Operators without sequences see every token as a row.
         rows = DecodeBatch(
@@ -74,7 +75,7 @@ class TritonVerify(TritonDecode):
             rows=batch.token_rows,
         )
         shared = DecodeScratch(scratch.attention, batch.owners)
-        super().__init__(config, rows, shared, rotary, side, reduce)
+        super().__init__(config, rows, shared, rotary, side, reduce, activations)
         self._places = TokenPlaces(
             *(batch.positions, batch.owners, batch.page_table, batch.token_rows),
             gaps=True,

@@ -17,7 +17,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import ConfigFile, ModelConfigError
 from tasuki.model.costs import PrefillFlops, WeightSizes
 from tasuki.model.drafts import DraftHead
-from tasuki.model.forward import Gather, Reduce, one_rank
+from tasuki.model.forward import BF16_STEPS, Gather, PhaseActivations, Reduce, one_rank
 from tasuki.model.protocol import GpuSizes, Model
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.weights.layers import Weights
@@ -38,12 +38,14 @@ class NoKernels(ModelConfigError):
 class Assembly:
     """What an engine adds to weights for a model. drafts: the tokens allowed as drafts; None: any
     token. reduce, gather: exchanges between ranks, if config and weights are one rank's.
-    rotary_sections: of prompts with pictures; None: text only."""
+    rotary_sections: of prompts with pictures; None: text only. activations: their form in products
+    with FP8 weights, in each phase."""
 
     drafts: DraftHead | None = None
     reduce: Reduce = one_rank
     gather: Gather = one_rank
     rotary_sections: tuple[int, int, int] | None = None
+    activations: PhaseActivations = BF16_STEPS
 
 
 class Family(ABC, Generic[C, W]):
@@ -58,6 +60,8 @@ class Family(ABC, Generic[C, W]):
     call_token: ClassVar[str] = "<tool_call>"
     """Token opening a tool call in an answer. The next turn then comes soon, and its state is kept.
     Templates decide all else about chats: their turns, the form of calls, thoughts."""
+    takes_fp8_steps: ClassVar[bool] = False
+    """True if build() follows Assembly.activations."""
 
     @abstractmethod
     def read_config(self, file: ConfigFile) -> C:

@@ -7,7 +7,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.messages import PictureOutcome, PictureStage
-from tasuki.engine.messages.picture_reports import MOST_USES
+from tasuki.engine.messages.pictures import MOST_USES
 from tasuki.engine.messages.proto import USAGE
 from tasuki.engine.pictures.placed import PlacedPictures, placed_pictures
 from tasuki.engine.pictures.seen_picture import SeenPicture, pictures_report

@@ -9,6 +9,7 @@ import torch
 
 from tasuki.engine.assembly.parts import build_parts
 from tasuki.engine.config import EngineConfig, EngineConfigError
+from tests.harness.goldens import reference_dir
 
 DISK = {"disk_cache": "x", "disk_cache_gib": 1.0, "host_cache_gib": 1.0}
 REMOTE = {
@@ -67,4 +68,4 @@ def test_a_node_on_a_gpu_may_have_tiers() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_named_before_anything_is_loaded() -> None:
     with pytest.raises(EngineConfigError, match="PyTorch sees no GPU here"):
-        build_parts(EngineConfig(model="nowhere", device="cuda"))
+        build_parts(EngineConfig(model=str(reference_dir("small-dense")), device="cuda"))

@@ -47,7 +47,8 @@ def test_weights_are_not_loaded_on_a_gpu(folder: Path) -> None:
 def test_a_dry_run_plans_for_a_cpu(folder: Path, ranks: int) -> None:
     config = EngineConfig(model=str(folder), tensor_parallel=ranks, arena_mib=64)
     text = dry_run(config, DryRunConfig(gpu="h200"))
-    head, weights, arena, slab = text.splitlines()
+    head, weights, arena, slab, *layers = text.splitlines()
+    assert layers and all("page" in line or "slot" in line for line in layers), text
     assert head == "Qwen3.5 has no kernels for GPUs, as yet: a plan for --device cpu"
     assert weights.startswith("weights ") and "one state slot of" in slab
     assert arena.startswith("arena as configured") and "slots or" in arena

@@ -10,7 +10,7 @@ from torch import Tensor
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.pictures.sight import Sight
+from tasuki.engine.pictures.placed import Sight
 from tasuki.engine.scheduling.picture_encoder import PictureEncoder
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.families.qwen3_5.stack import Qwen35Model

@@ -12,7 +12,9 @@ from tasuki.model.ops.linear.fp8_activations import (
     quantised_swiglu,
     quantised_whole,
 )
+from tasuki.model.ops.linear.fp8_norm import fp8_rms_norm
 from tasuki.model.ops.linear.reference import quantised_rows
+from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 
 from .tensors import noise
 
@@ -70,3 +72,20 @@ def test_activations_of_swiglu(rows: int, columns: int, device: torch.device) ->
     assert float(others.float().mean()) < 0.02
     torch.testing.assert_close(found[:rows], want, rtol=0.13, atol=0)
     assert not bool(found[rows:].any())
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("added", [False, True])
+def test_a_norm_is_quantised_in_its_pass(
+    rows: int, columns: int, added: bool, device: torch.device
+) -> None:
+    residual, weight = uneven(rows, columns).to(device), 1 + 0.1 * noise(4, columns).to(device)
+    branch = noise(3, rows, columns).bfloat16().to(device) if added else None
+    if branch is None:
+        want = rms_norm(residual, weight, 1e-6)
+    else:
+        want, total = add_rms_norm(branch, residual.clone(), weight, 1e-6)
+    codes, normed = fp8_rms_norm(branch, residual, weight, 1e-6)
+    assert torch.equal(normed, want)
+    assert added is False or torch.equal(residual, total)
+    check(codes, want.cpu(), 128)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import DeltaNetConfig, MoeShape
-from tasuki.model.forward import Phase
+from tasuki.model.forward import Activations
 from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.gemv import moe_gemv
@@ -31,9 +31,9 @@ ignore_padding = pytest.mark.filterwarnings("ignore:(invalid value|overflow) enc
 MANY = FEW_TOKENS + 6
 BLOCK, CHANNEL, TENSOR = Kind.FP8_BLOCK, Kind.FP8_CHANNEL, Kind.FP8_TENSOR
 PLAIN, NVFP4 = Kind.PLAIN, Kind.NVFP4
-STEP, PROMPT = Phase.STEP, Phase.PROMPT
+STEP, PROMPT, ROWS = Activations
 TOKENS = {"few": FEW_TOKENS, "many": MANY}
-PHASES = {phase.name: phase for phase in Phase}
+PHASES = {phase.name: phase for phase in Activations}
 # Routed experts and the shared one.
 MIXES = {
     f"{routed.value}-{shared.value}": (routed, shared)
@@ -108,7 +108,7 @@ def test_float32_is_exact(mix: tuple[Kind, Kind], device: torch.device) -> None:
 def test_a_prompt_in_float32_is_not_quantised(device: torch.device) -> None:
     weights = on_device(layer(BLOCK, BLOCK, CONFIG, torch.float32), device)
     x = noise(4, 1, CONFIG.hidden).to(device)
-    of_phase = [moe(x, weights, CONFIG, count(1, device), None, phase) for phase in Phase]
+    of_phase = [moe(x, weights, CONFIG, count(1, device), None, phase) for phase in (STEP, PROMPT)]
     assert torch.equal(*of_phase)
 
 
@@ -122,16 +122,17 @@ def test_a_prompt_in_float32_is_not_quantised(device: torch.device) -> None:
     tokens=TOKENS,
 )
 def test_bf16_rounds_what_its_phase_rounds(
-    mix: tuple[Kind, Kind], phase: Phase, tokens: int, device: torch.device
+    mix: tuple[Kind, Kind], phase: Activations, tokens: int, device: torch.device
 ) -> None:
     config, (routed, _) = config_of(*mix), mix
     weights = layer(*mix, config, torch.bfloat16)
     x = noise(4, tokens, config.hidden).bfloat16()
     got = moe(x.to(device), on_device(weights, device), config, count(tokens, device), None, phase)
-    quantises = phase is PROMPT and routed not in (PLAIN, NVFP4)
+    quantises = phase is not STEP and routed not in (PLAIN, NVFP4)
     want = (quantised_naive if quantises else naive)(x, weights, config)
     error = (got.cpu().float() - want).norm(dim=-1) / want.norm(dim=-1)
-    assert float(error.max()) < (0.04 if phase is PROMPT else 0.02)
+    # Of ROWS the shared expert is quantised too, and the reference leaves it out.
+    assert float(error.max()) < {STEP: 0.02, PROMPT: 0.04, ROWS: 0.08}[phase]
 
 
 def test_a_row_in_bf16_rounds_no_more_than_its_result(device: torch.device) -> None:
@@ -185,18 +186,18 @@ def part_of(weights: MoeWeights, held: range) -> MoeWeights:
     tokens=TOKENS,
 )
 def test_ranks_with_experts_of_their_own_add_up_to_all(
-    of: tuple[Kind, torch.dtype, Phase, float], tokens: int, device: torch.device
+    of: tuple[Kind, torch.dtype, Activations, float], tokens: int, device: torch.device
 ) -> None:
     """The shared expert is subtracted, because each of these ranks has it whole."""
     kind, dtype, phase, bound = of
     as_published = layer(kind, kind, CONFIG, dtype)
     weights = on_device(as_published, device)
     x, rows = noise(3, tokens, CONFIG.hidden).to(dtype), count(tokens, device)
-    whole = moe(x.to(device), weights, CONFIG, rows, phase=phase).float()
+    whole = moe(x.to(device), weights, CONFIG, rows, activations=phase).float()
     total = -naive_shared(x, as_published).to(device)
     for held in (range(2), range(2, 6)):
         config = replace(CONFIG, feed_forward=replace(CONFIG.feed_forward, held=held))
-        total += moe(x.to(device), part_of(weights, held), config, rows, phase=phase).float()
+        total += moe(x.to(device), part_of(weights, held), config, rows, activations=phase).float()
     torch.testing.assert_close(total, whole, rtol=bound, atol=bound)
 
 

@@ -11,7 +11,15 @@ from torch import Tensor
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.backends.triton_prefill import PrefillPlan, TritonPrefill
-from tasuki.model.forward import Batch, DecodeBatch, RowSpan, SequenceSlice, VerifyBatch, one_rank
+from tasuki.model.forward import (
+    BF16_STEPS,
+    Batch,
+    DecodeBatch,
+    RowSpan,
+    SequenceSlice,
+    VerifyBatch,
+    one_rank,
+)
 from tasuki.model.ops.attention.qk_norm_rope_gate import RopeAxes, RopeDeltas, TokenPlaces
 from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.vision.prompt_positions import rotary_axes
@@ -194,7 +202,9 @@ def test_steps_have_deltas_with_a_tower_only(
     for name in ("TritonDecode", "TritonRowDecode", "TritonVerify"):
         monkeypatch.setattr(f"tasuki.model.backends.triton_backend.{name}", note)
     backend = SimpleNamespace(
-        _axes=axes, _config=None, _rotary=None, _side=None, _reduce=None, _dtype=None
+        **dict.fromkeys(("_config", "_rotary", "_side", "_reduce", "_dtype")),
+        _axes=axes,
+        _activations=BF16_STEPS,
     )
     deltas = ints(2)
     decode = DecodeBatch(*(ints(2) for _ in range(6)), rope_deltas=deltas)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.forward import Phase
+from tasuki.model.forward import Activations
 from tasuki.model.ops.linear.fp8_gemv import fp8_gemv, norm_fp8_gemv, norm_fp8_gemv_swiglu
 from tasuki.model.ops.linear.fp8_library import library_product
-from tasuki.model.ops.linear.fp8_product import Tile, fp8_product, fp8_product_swiglu, tile_for
+from tasuki.model.ops.linear.fp8_product import fp8_product, fp8_product_swiglu, tile_for
 from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.ops.linear.nvfp4_product import nvfp4_product
 from tasuki.model.ops.linear.phase_product import phase_product
+from tasuki.model.ops.linear.product_tiles import Tile
 from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.linear.row_product import normed_row_product, normed_row_swiglu, row_product
 from tasuki.model.ops.norm.reference import rms_norm
@@ -245,20 +246,21 @@ def test_the_library_multiplies_quantised_rows(
     assert relative(got, functional.linear(codes, numbers(matrix))) < 5e-3
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("activations", Activations)
 @pytest.mark.parametrize("kind", [BLOCK, NVFP4])
 @each_dtype
 def test_a_matrix_of_several_kinds_is_joined(
-    phase: Phase, kind: Kind, dtype: torch.dtype, device: torch.device
+    activations: Activations, kind: Kind, dtype: torch.dtype, device: torch.device
 ) -> None:
     plain = Plain(noise(5, 6, 256).to(dtype) / 16)
     whole = Matrix((*published(kind, (128, 64), 256).segments, plain))
     matrix = laid_out(whole, device)
     x = noise(1, 5, 256).to(dtype)
-    got = phase_product(x.to(device), matrix, phase)
+    got = phase_product(x.to(device), matrix, activations)
     want = functional.linear(x.float(), whole.dequantised(torch.float32))
-    # A GPU quantises the rows of prompts for FP8 weights.
-    quantises = kind is BLOCK and phase is Phase.PROMPT and dtype is torch.bfloat16
+    # The library quantises the rows of prompts in bf16.
+    quantises = activations is Activations.LIBRARY and dtype is torch.bfloat16
+    quantises = kind is BLOCK and (quantises or activations is Activations.ROWS)
     assert relative(got, want) < (0.04 if quantises else TOLERANCE[dtype])
 
 

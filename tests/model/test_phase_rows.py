@@ -4,14 +4,21 @@ import torch
 from torch import Tensor
 
 from tasuki.model.backends.triton_prefill import PhasePart, PhaseRows
-from tasuki.model.forward import Batch, Phase, SequenceSlice
+from tasuki.model.forward import (
+    BF16_STEPS,
+    FP8_STEPS,
+    Batch,
+    Phase,
+    PhaseActivations,
+    SequenceSlice,
+)
 
 
-def rows_of(*sequences: tuple[int, bool]) -> PhaseRows:
+def rows_of(*sequences: tuple[int, bool], activations: PhaseActivations = BF16_STEPS) -> PhaseRows:
     """Return the rows of sequences, each (tokens, whether they belong to an answer)."""
     slices = [SequenceSlice([1] * n, 0, [0], 0, 1, stepped=answer) for n, answer in sequences]
     count = torch.tensor([sum(n for n, _ in sequences)], dtype=torch.int32)
-    return PhaseRows.of(Batch.pack(slices), count)
+    return PhaseRows.of(Batch.pack(slices), count, activations)
 
 
 def marked(x: Tensor, part: PhasePart) -> Tensor:
@@ -31,3 +38,8 @@ def test_rows_of_both_phases_keep_their_places() -> None:
     x = torch.arange(1.0, 8.0)[:, None]
     got = rows_of((2, False), (3, True), (1, False), (1, True)).each(x, marked)
     assert got[:, 0].tolist() == [10, 20, -3, -4, -5, 60, -7]
+
+
+def test_rows_of_one_arithmetic_are_computed_at_once() -> None:
+    rows = rows_of((2, False), (3, True), activations=FP8_STEPS)
+    assert [(part.index, int(part.rows)) for part in rows.parts] == [(None, 5)]

@@ -9,9 +9,18 @@ from tasuki.transfer.settings import Precision
 
 WIRE_VERSION = 12
 NOT_USED = "(not used)"
+BF16_NAME = "bf16"
+"""Name of activations of answers without quantisation."""
+_ABSENT = {"step_activations": BF16_NAME}
+"""Values of fields that older nodes lack, and that are left out with these values."""
 _CARRIED = frozenset({"tensor_parallel"})
 """Required contract fields allowed to differ between the nodes."""
-_FLAGS = {"wire_kv": "--wire-kv", "wire_state": "--wire-state", "draft_layers": "--draft-layer"}
+_FLAGS = {
+    "step_activations": "--step-activations",
+    "wire_kv": "--wire-kv",
+    "wire_state": "--wire-state",
+    "draft_layers": "--draft-layer",
+}
 """Command-line flag setting each contract field, by field. A layout names those of its fields."""
 _DTYPE, _STORED = "--dtype", "--kv-dtype"
 """Flags of the dtype, and of what follows it by default. If fields of both differ, only the first
@@ -20,7 +29,8 @@ is named as the fix."""
 
 @dataclass(frozen=True)
 class Difference:
-    """Contract field with different values. ours: this node's value. theirs: the peer's."""
+    """Contract field with different values on the two nodes. ours: this node's value. theirs: the
+    peer's."""
 
     field: str
     ours: str
@@ -64,8 +74,9 @@ class Contract:
     version may read an address differently, and abort. constants: constants of the model, such as
     position angles, norm epsilon and experts per token; a config may change them with equal
     weights. weights_format: all kinds of storage in the weights; the digest differs with it, and
-    this field shows the reason. pictures: fields to be equal for prompts with pictures; empty: none
-    are taken. Nodes with different ones pair for text.
+    this field shows the reason. step_activations: activations of answers in products with FP8
+    weights, bf16 or fp8; pages and states depend on them. pictures: fields to be equal for prompts
+    with pictures; empty: none are taken. Nodes with different ones pair for text.
     """
 
     weights_digest: str
@@ -81,11 +92,15 @@ class Contract:
     ucx: str = NOT_USED
     constants: str = NOT_USED
     weights_format: str = NOT_USED
+    step_activations: str = BF16_NAME
     pictures: Mapping[str, str] = field(default_factory=dict)
 
     def flat(self) -> dict[str, str]:
-        """Return all contract fields as texts by name, with the layout's fields."""
+        """Return all contract fields as texts by name, with the layout's fields. Activations have
+        no field in bf16, as on nodes and in kept folders from before there was a choice."""
         apart = {"layout", "pictures"}
+        if self.step_activations == BF16_NAME:
+            apart.add("step_activations")
         values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name not in apart}
         values |= {field.name: field.text for field in self.layout.described}
         return values | {"draft_layers": str(self.layout.draft_layers)}
@@ -104,11 +119,11 @@ def pictures_pair(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
 def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]:
     """Return the fields with different values in two flat contracts, or present in only one, sorted
     by name. _CARRIED fields may differ."""
-    names = sorted(ours.keys() | theirs.keys())
-    missing = "(absent)"
-    return tuple(
-        Difference(name, ours.get(name, missing), theirs.get(name, missing))
-        for name in names
-        if ours.get(name) != theirs.get(name)
-        and not (name in _CARRIED and name in ours and name in theirs)
+    found = (
+        Difference(
+            name, *(each.get(name, _ABSENT.get(name, "(absent)")) for each in (ours, theirs))
+        )
+        for name in sorted(ours.keys() | theirs.keys())
+        if not (name in _CARRIED and name in ours and name in theirs)
     )
+    return tuple(each for each in found if each.ours != each.theirs)

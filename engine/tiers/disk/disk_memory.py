@@ -1,8 +1,5 @@
 """The disk tier: its file of pages and slots, the file's size, and the probe of the disk at the
-start.
-
-Owns the file. Thread rule: see `TierStore` (store.py).
-"""
+start."""
 
 import errno
 import logging
@@ -100,13 +97,7 @@ class DiskFile:
         slab, index = divmod(page, self.layout.blocks_per_slab)
         return slab * self._slab + index * self._page
 
-    def _move_all(
-        self,
-        what: str,
-        call: VectorCall,
-        offsets: Sequence[int],
-        rows: Rows,
-    ) -> None:
+    def _move_all(self, what: str, call: VectorCall, offsets: Sequence[int], rows: Rows) -> None:
         if self._patience.is_over:
             raise DiskFailed(f"the disk of {self._folder} was given up")
         moves = [
@@ -121,13 +112,7 @@ class DiskFile:
             raise
         self._patience.worked()
 
-    def _move(
-        self,
-        what: str,
-        call: VectorCall,
-        memory: memoryview,
-        offset: int,
-    ) -> None:
+    def _move(self, what: str, call: VectorCall, memory: memoryview, offset: int) -> None:
         place = f"{len(memory)} bytes at {offset} of the file in {self._folder}"
         try:
             moved = call(self._file, [memory], offset)

@@ -1,8 +1,5 @@
 """The folder of a disk tier, for data of one contract (the model's settings) and one node at a
-time. Also remembers digests of weight files.
-
-Owns the folder's lock until close(), or until the process ends.
-"""
+time. Also remembers digests of weight files."""
 
 import fcntl
 import json

@@ -1,9 +1,5 @@
 """The index of a disk tier, in a file next to the data: its records, the contents they describe,
-their use after a restart.
-
-KeptIndex owns the index file. Standing holds the disk's contents according to the records. Thread
-rule: the thread opening the index, and then the copier's alone.
-"""
+their use after a restart."""
 
 import logging
 import os
@@ -140,8 +136,7 @@ class KeptPath:
 
     @property
     def identity(self) -> bytes:
-        """Return 16 bytes to identify the path: equal for the same state with the same page and
-        slot ids."""
+        """Return 16 bytes to identify the path: equal for the same state with the same ids."""
         total = xxhash.xxh3_128(len(self.salt).to_bytes(8, "little") + self.salt)
         total.update(self.kind.encode() + self.slot.to_bytes(8, "little"))
         total.update(len(self.tokens).to_bytes(8, "little") + self.tokens.tobytes())
@@ -320,8 +315,7 @@ _NAME, _NEXT_NAME = "index", "index.next"
 _LEAST_BYTES = 64 << 20
 """Size in bytes below which an index file is never compacted."""
 _MOST_GROWTH = 4
-"""Growth of an index file over its last compacted size, as a factor, at which it is compacted
-again."""
+"""Growth of an index file over its last compacted size, as a factor, to compact it again."""
 _MOST_READ = 1 << 30
 """Most bytes of one system read or write."""
 
@@ -366,7 +360,8 @@ class KeptIndex:
         """Record the old contents of the write's target pages and slot as invalid."""
         pages = np.array([target for _, target in job.pages], np.int32)
         slots = np.array([] if job.slot is None else [job.slot[1]], np.int32)
-        self._forget(pages.tolist())
+        for page in pages.tolist():
+            self._page_record.pop(page, None)
         self._append(Taken(pages.tobytes(), slots.tobytes()))
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
@@ -416,16 +411,11 @@ class KeptIndex:
             self._size = self._base = len(self._heading)
 
     def close(self) -> None:
-        """Close the index file and its folder. Idempotent. REQUIRES: no copier uses the index any
-        more."""
+        """Close the index file and its folder. Idempotent. REQUIRES: no copier uses them."""
         descriptor, self._file = self._file, None
         if descriptor is not None:
             os.close(descriptor)
         self.folder.close()
-
-    def _forget(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self._page_record.pop(page, None)
 
     def _append(self, record: Record) -> int | None:
         """Append a record to the file and return its number; None if the disk rejected it."""
@@ -534,9 +524,11 @@ def restore(
         return
     began = time.monotonic()
     counters = index.counters
-    everywhere = [_identities(kept) for kept in others]
+    size = DIGEST_BYTES
+    theirs = [{kept[at : at + size] for at in range(0, len(kept), size)} for kept in others]
     for path in standing.paths():
-        if path is not None and _is_in(path, everywhere) and _stands(cache, tier, path):
+        held = path is not None and all(path.identity in kept for kept in theirs)
+        if path is not None and held and _stands(cache, tier, path):
             counters["restored"] += 1
         else:
             counters["lost"] += 1
@@ -545,14 +537,6 @@ def restore(
         "another has it",
         *(counters["restored"], time.monotonic() - began, counters["lost"]),
     )
-
-
-def _identities(kept: bytes) -> frozenset[bytes]:
-    return frozenset(kept[at : at + 16] for at in range(0, len(kept), 16))
-
-
-def _is_in(path: KeptPath, everywhere: Sequence[frozenset[bytes]]) -> bool:
-    return not everywhere or all(path.identity in kept for kept in everywhere)
 
 
 def _stands(cache: HybridPrefixCache, tier: int, path: KeptPath) -> bool:

@@ -1,8 +1,4 @@
-"""Copies between a GPU's arena and the tiers below it: pinned host memory, and stores below it.
-
-Owns streams and buffers of pinned memory. Thread rule: one thread. The GPU computes every digest
-from the arena's bytes, so the host reads none of them.
-"""
+"""Copies between a GPU's arena and the tiers below it: pinned host memory, and stores below it."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -126,8 +122,7 @@ class GpuCopy:
 
 
 def _calls(arena: Arena, job: CopyJob) -> Iterator[_Call]:
-    """Yield the job's segments in order, grouped into copy calls. All segments of the slot share
-    one call."""
+    """Yield the job's segments in order, grouped into copy calls. The slot's segments share one."""
     end = 0
     for _, some in groupby(layer_segments(arena.layout, job, _SEGMENT_BYTES), _call_of):
         segments = list(some)
@@ -139,12 +134,6 @@ def _calls(arena: Arena, job: CopyJob) -> Iterator[_Call]:
 
 def _call_of(segment: Segment) -> tuple[int, int] | None:
     return None if segment.region is None else (segment.region, segment.pages[0])
-
-
-@dataclass(frozen=True)
-class _Ways:
-    down: Lane
-    up: Lane
 
 
 class GpuCopies:
@@ -167,7 +156,7 @@ class GpuCopies:
         self._below = below
         self._device = arena.bytes.device
         # Steps go before digests, because a computation behind a load mostly waits for its copies.
-        self._ways = _Ways(self._lane(LAST), self._lane(FIRST))
+        self._down, self._up = self._lane(LAST), self._lane(FIRST)
         self._run_moves = batched_moves()
         self._warm_up()
 
@@ -177,7 +166,7 @@ class GpuCopies:
 
     def _warm_up(self) -> None:
         """Compile the digest kernel now, so no prompt's load waits for a compiler."""
-        checks = self._ways.down.checks
+        checks = self._down.checks
         with torch.cuda.stream(checks):
             rows = torch.from_numpy(rows_of_state(self._arena.layout, 0, 0, 8, 0))
             sums = torch.zeros(1, 2, dtype=torch.int64, device=self._device)
@@ -190,13 +179,13 @@ class GpuCopies:
         torch.cuda.set_device(self._device)
         ids = [page for page, _ in job.pages], None if job.slot is None else job.slot[0]
         moved = self._arena.bytes, self._below.bytes
-        return GpuCopy(self._arena, ids, moved, job, self._ways.down, self._run_moves)
+        return GpuCopy(self._arena, ids, moved, job, self._down, self._run_moves)
 
     def up(self, job: CopyJob) -> GpuCopy:
         torch.cuda.set_device(self._device)
         ids = [page for _, page in job.pages], None if job.slot is None else job.slot[1]
         moved = self._below.bytes, self._arena.bytes
-        return GpuCopy(self._arena, ids, moved, job, self._ways.up, self._run_moves)
+        return GpuCopy(self._arena, ids, moved, job, self._up, self._run_moves)
 
 
 _LOAD_SEGMENT_BYTES = 32 << 20

@@ -22,16 +22,14 @@ def stream_of(device: torch.device, priority: int) -> torch.cuda.Stream:
 
 
 def recorded() -> torch.cuda.Event:
-    """Record a CUDA event after all work in the current stream. A thread waiting for the event
-    sleeps."""
+    """Record a CUDA event after all work in the current stream. A thread waiting for it sleeps."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def settle(stream: torch.cuda.Stream) -> None:
-    """Wait until all copies in the stream have ended. Raises StillMoving if this cannot be waited
-    for."""
+    """Wait until all copies in the stream have ended. Raises StillMoving if that fails."""
     try:
         with torch.cuda.stream(stream):
             recorded().synchronize()

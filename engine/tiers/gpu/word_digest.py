@@ -1,7 +1,4 @@
-"""Digests of pages and slots in a GPU's arena, computed by the same GPU.
-
-Thread rule: one thread at a time. Work joins the current stream. Digests are not cryptographic.
-"""
+"""Digests of pages and slots in a GPU's arena, computed by the same GPU."""
 
 from collections.abc import Sequence
 
@@ -21,8 +18,7 @@ from .moves import recorded
 _LONGEST = 1 << 15
 """Most 8-byte words of a digest row. Only _PARTS programs sum a row, so long parts are split."""
 _PARTS = 16
-"""Kernel programs for each digest row. They are small, because a concurrent step waits for them to
-end."""
+"""Kernel programs for each digest row. They are small, as a concurrent step waits for them."""
 _BLOCK = 1024
 _WARPS = 4
 _LINES = 4
@@ -131,8 +127,7 @@ def _mix(value):
 
 @triton.jit
 def _remix(value):
-    """Mix a word's bits again by MurmurHash3's function with other factors, also a bijection of 64
-    bits."""
+    """Mix a word's bits again by MurmurHash3's function with other factors: also a bijection."""
     value = (value ^ (value >> 33)) * 0xFF51AFD7ED558CCD
     value = (value ^ (value >> 33)) * 0xC4CEB9FE1A85EC53
     return value ^ (value >> 33)
@@ -167,8 +162,7 @@ class ArenaSums:
         self._has_slot = slot is not None
 
     def add(self, first: int, end: int) -> None:
-        """Add the current bytes of the job's digest rows [first, end), in the order of
-        rows_of_job()."""
+        """Add the current bytes of the job's digest rows [first, end), as in rows_of_job()."""
         add_rows(self._words, self._rows[:, first:end], self._sums)
 
     def add_all(self) -> None:

@@ -1,7 +1,4 @@
-"""A client for objects in one bucket of an S3 store, and its credentials.
-
-Every call has a time limit. Credentials are never printed. Thread rule: any thread.
-"""
+"""A client for objects in one bucket of an S3 store, and its credentials."""
 
 import configparser
 import os
@@ -137,8 +134,7 @@ class Bucket:
     def ranges(
         self, name: str, starts: Sequence[int], lengths: Sequence[int]
     ) -> Sequence[memoryview]:
-        """Return byte ranges of the object, each of the requested length. starts, lengths: in
-        bytes."""
+        """Return byte ranges of the object, each of its length. starts, lengths: in bytes."""
         import obstore
 
         def ask() -> list[memoryview]:
@@ -196,8 +192,7 @@ class Bucket:
 
 
 def _why(error: Exception) -> str:
-    """Describe the error without the store's own text, because this text may identify the
-    client."""
+    """Describe the error without the store's own text, because it may identify the client."""
     status = _STATUS.search(str(error))
     kind = type(error).__name__
     return kind if status is None else f"{kind}, {status[1].strip()}"
@@ -240,9 +235,6 @@ def open_bucket(
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
             "timeout": timedelta(seconds=_REQUEST_SECONDS),
         },
-        retry_config={
-            "max_retries": _RETRIES,
-            "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
-        },
+        retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
     )
     return Bucket(store)

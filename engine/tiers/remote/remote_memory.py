@@ -1,8 +1,4 @@
-"""The remote tier of one node: its size, the probe at the start, and lookups of prompts.
-
-Owns the threads for requests to the store. Thread rule: the engine loop's. No prompt waits longer
-than LOOKUP_SECONDS for a lookup, and found states are checked before use.
-"""
+"""The remote tier of one node: its size, the probe at the start, and lookups of prompts."""
 
 import logging
 import secrets
@@ -33,8 +29,7 @@ log = logging.getLogger(__name__)
 LOOKUP_SECONDS = 0.5
 _PAUSE_SECONDS = 30.0
 LEAST_GAIN = 256
-"""Fewest tokens a remote state must save, beyond the tokens stored on this node, for a lookup to
-begin."""
+"""Fewest tokens a remote state must save, beyond those stored on this node, for a lookup."""
 _THREADS = 4
 _MOST_WAITING = 64
 """Most lookups waiting for a thread. If the store is this slow, more lookups are useless."""
@@ -74,10 +69,7 @@ class Lookups:
     """
 
     def __init__(
-        self,
-        bucket: Bucket,
-        objects: RemoteObjects,
-        clock: Clock = time.monotonic,
+        self, bucket: Bucket, objects: RemoteObjects, clock: Clock = time.monotonic
     ) -> None:
         self._bucket = bucket
         self._objects = objects

@@ -48,8 +48,7 @@ _KEY_DIGITS, _COUNT_DIGITS = 32, 9
 
 
 class Pages(msgspec.Struct, frozen=True, array_like=True):
-    """A range of pages in one object: `count` pages of the object `name`, from its page `first`
-    on."""
+    """A range of pages in one object: `count` pages of the object `name`, from page `first` on."""
 
     name: str
     first: int
@@ -326,8 +325,7 @@ class RemoteObjects:
             self.counters["recorded"] += 1
 
     def emptied(self) -> None:
-        """Invalidate all earlier writes in the store, for every node with the same contract
-        (settings)."""
+        """Invalidate all earlier writes in the store, for every node with this contract."""
         flushes = self.flushes
         self._links.clear()
         try:
@@ -373,8 +371,7 @@ class RemoteObjects:
         self.counters["failed"] += 1
 
     def close(self) -> None:
-        """End the threads for requests. Idempotent. REQUIRES: no thread reads or writes any
-        more."""
+        """End the threads for requests. Idempotent. REQUIRES: none reads or writes any more."""
         self._threads.close()
 
 

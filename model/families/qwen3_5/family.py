@@ -10,6 +10,9 @@ from tasuki.model.config import DeltaNetConfig
 from tasuki.model.config_json import ConfigFile
 from tasuki.model.costs import PrefillFlops, WeightSizes
 from tasuki.model.families.family import Assembly, Family
+from tasuki.model.forward import Activations
+from tasuki.model.ops.linear.fp8_rows_reference import CodedProducts
+from tasuki.model.ops.linear.reference import EXACT
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.prompt_positions import rotary_axes
 from tasuki.model.weights.source import TensorSource
@@ -28,6 +31,7 @@ class Qwen35Family(Family[DeltaNetConfig, ModelWeights]):
     model_types = DENSE_TYPES | MOE_TYPES
     has_kernels = True
     sees_pictures = True
+    takes_fp8_steps = True
 
     def read_config(self, file: ConfigFile) -> DeltaNetConfig:
         return read_config(file)
@@ -48,14 +52,18 @@ class Qwen35Family(Family[DeltaNetConfig, ModelWeights]):
         sections, reduce, gather = assembly.rotary_sections, assembly.reduce, assembly.gather
         axes = None if sections is None else rotary_axes(sections, config.rotary_dim // 2)
         if weights.device.type == "cpu":
-            backend = TorchBackend(config, reduce, axes)
+            is_coded = assembly.activations.steps is Activations.ROWS
+            products = CodedProducts() if is_coded else EXACT
+            backend = TorchBackend(config, reduce, axes, products)
             return Qwen35Model(config, weights, backend, gather, assembly.drafts)
         # A machine without Triton never needs these modules.
         from tasuki.model.backends.triton_backend import TritonBackend
 
         from .gpu import Qwen35OnGpu
 
-        on_gpu = TritonBackend(config, weights.dtype, weights.device, reduce, axes)
+        on_gpu = TritonBackend(
+            *(config, weights.dtype, weights.device, reduce, axes, assembly.activations)
+        )
         return Qwen35OnGpu(config, weights, on_gpu, gather, assembly.drafts)
 
     def cuts(self, config: DeltaNetConfig) -> Qwen35Cuts:

@@ -41,7 +41,7 @@ def quantised(x: Tensor) -> Fp8Rows:
     """Return x [T, columns], any row stride, quantised to e4m3 with a scale for each 128 columns of
     a row. Scales of one group of columns are neighbours in memory."""
     rows, columns = x.shape
-    result = _empty(x, rows, columns)
+    result = empty_rows(x, rows, columns)
     _launch(_group_kernel, x, result, columns)
     return result
 
@@ -50,7 +50,7 @@ def quantised_swiglu(gate_up: Tensor) -> Fp8Rows:
     """Compute silu(gate) * up from gate_up [T, 2 * columns] (gate first, any row stride). Return
     the result, quantised like quantised()."""
     rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
-    result = _empty(gate_up, rows, columns)
+    result = empty_rows(gate_up, rows, columns)
     _launch(_coded_swiglu_kernel, gate_up, result, columns)
     return result
 
@@ -75,7 +75,7 @@ def quantised_whole(x: Tensor) -> Fp8Rows:
     return Fp8Rows(values, scales, rows)
 
 
-def _empty(x: Tensor, rows: int, columns: int) -> Fp8Rows:
+def empty_rows(x: Tensor, rows: int, columns: int) -> Fp8Rows:
     padded, groups = -(-rows // _ROWS) * _ROWS, -(-columns // GROUP)
     values = torch.empty(padded, columns, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(groups, padded, dtype=torch.float32, device=x.device)
@@ -99,7 +99,7 @@ def _launch(kernel: Any, x: Tensor, result: Fp8Rows, columns: int) -> None:
 
 
 @triton.jit
-def _store_groups(
+def store_groups(
     value, values, scales, row, begin, padded, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Quantise and store one block of a row: value [BLOCK] float32 of the columns from `begin` on,
@@ -131,7 +131,7 @@ def _group_kernel(
     wait_for_inputs(DEPENDENT)
     inside = (column < COLUMNS) & (row < rows)
     value = tl.load(x + row * x_stride + column, inside, 0.0).to(tl.float32)
-    _store_groups(value, values, scales, row, begin, padded, COLUMNS, BLOCK)
+    store_groups(value, values, scales, row, begin, padded, COLUMNS, BLOCK)
 
 
 @triton.jit(do_not_specialize=["rows", "padded"])
@@ -154,7 +154,7 @@ def _coded_swiglu_kernel(
     gate = tl.load(start, inside, 0.0).to(tl.float32)
     up = tl.load(start + COLUMNS, inside, 0.0).to(tl.float32)
     value = gate * tl.sigmoid(gate) * up
-    _store_groups(value, values, scales, row, begin, padded, COLUMNS, BLOCK)
+    store_groups(value, values, scales, row, begin, padded, COLUMNS, BLOCK)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -54,6 +54,35 @@ def block_product(x: Fp8Rows, weight: Fp8) -> Tensor:
     return _scaled(x, weight)
 
 
+def has_shared_product(weight: Fp8, dtype: torch.dtype, shares: int) -> bool:
+    """Return true if the library can multiply each of the shares of this weight's columns, as
+    has_block_product() says of a whole weight."""
+    return has_block_product(weight, dtype) and weight.shape[1] % (4 * GROUP * shares) == 0
+
+
+def shared_product(x: Fp8Rows, weight: Fp8, shares: int, output: Tensor) -> None:
+    """Multiply quantised rows x by the weight transposed, each share of the columns alone, and add
+    up the shares in order. Write the result into output [T, out], any row stride. REQUIRES:
+    has_shared_product(weight); two shares or more."""
+    columns = weight.shape[1] // shares
+    parts = []
+    for share in range(shares):
+        inside = slice(share * columns, (share + 1) * columns)
+        grid = slice(inside.start // GROUP, inside.stop // GROUP)
+        found: Tensor = torch._scaled_mm(
+            x.values[:, inside],
+            weight.values[:, inside].t(),
+            scale_a=x.scales[:, grid],
+            scale_b=weight.scales[:, grid].contiguous().t(),
+            out_dtype=torch.float32,
+        )
+        parts.append(found[: x.count])
+    total = parts[0]
+    for part in parts[1:-1]:
+        total = total.add_(part)
+    torch.add(total, parts[-1], out=output)
+
+
 def library_product(x: Tensor, weight: Fp8) -> Tensor | None:
     """Quantise x [T, in] and multiply it by the weight with the library. Return None if the library
     does not support the matrix."""

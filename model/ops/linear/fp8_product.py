@@ -16,8 +16,6 @@ tail: b and a of in_proj) have programs of their own in the same launch. Referen
 `reference.product`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,31 +31,8 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .e4m3 import turned, turned_pairs
 from .fp8_scales import GROUP, scale_sizes
-from .split_sums import joined, joined_swiglu
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Work of one program: `rows` weight rows times `batch` rows of x, over one of `split` shares
-    of the columns. stages: number of steps of 128 columns in flight."""
-
-    rows: int
-    batch: int
-    split: int
-    stages: int
-    warps: int
-
-    def constants(self, columns: int) -> dict[str, int]:
-        """Return the compile-time constants of a kernel with this tile, for a matrix of `columns`
-        columns."""
-        return {
-            "COLUMNS": columns,
-            "BATCH": self.batch,
-            "ROWS": self.rows,
-            "SPLIT": self.split,
-            "STAGES": self.stages,
-        }
-
+from .product_tiles import Tile, along, are_copied, input_tile, multiply, stored, weight_tile
+from .split_sums import joined_swiglu
 
 MOST_SECOND = 16
 """Largest number of rows of x for a product with weights as the second operand."""
@@ -155,22 +130,6 @@ def fp8_product(
     return multiply(launch, x, rows + (0 if tail is None else len(tail)), tile, output)
 
 
-def multiply(
-    launch: Callable[[Tensor], None], x: Tensor, rows: int, tile: Tile, output: Tensor | None
-) -> Tensor:
-    """Run a product and return its result [B, rows] in x's dtype, in `output` if given. launch:
-    starts the kernel on a result tensor. If the tile shares out the columns, this tensor is [split,
-    B, rows] float32, and the parts are added up here."""
-    output = x.new_empty(x.shape[0], rows) if output is None else output
-    if tile.split == 1:
-        launch(output)
-    else:
-        parts = x.new_empty(tile.split, x.shape[0], rows, dtype=torch.float32)
-        launch(parts)
-        joined(parts, output)
-    return output
-
-
 def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Tensor:
     """Return silu(gate) * up, [B, width] in x's dtype, for the product of x with gate_up [2 *
     width, columns]. The product is not rounded in between. By default the tile is from
@@ -200,7 +159,7 @@ def _launch(
     batch, (rows, columns) = len(x), weight.shape
     tail_rows = 0 if tail is None else len(tail)
     weights_first = tile.batch > MOST_SECOND
-    is_copied = weights_first and _are_copied(x, weight.values)
+    is_copied = weights_first and are_copied(x, weight.values)
     tiles = triton.cdiv(rows, tile.rows) + triton.cdiv(tail_rows, tile.rows)
     _fp8_product_kernel[(tiles, tile.split, triton.cdiv(batch, tile.batch))](
         x,
@@ -220,18 +179,6 @@ def _launch(
         **scale_sizes(weight),
         **dependent(x),
         num_warps=tile.warps,
-    )
-
-
-def _are_copied(*matrices: Tensor) -> bool:
-    """Return true if the tensor copy engine (TMA, from Hopper on) can read the matrices: they are
-    aligned to 16 bytes. Triton's interpreter emulates it."""
-    device = matrices[0].device
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
-        return False
-    return all(
-        matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.element_size() % 16 == 0
-        for matrix in matrices
     )
 
 
@@ -256,39 +203,6 @@ def _boxes(tile: Tile, *, swiglu: bool) -> tuple[list[int], list[int]]:
 
 
 @triton.jit
-def _along(index, WEIGHTS_FIRST: tl.constexpr):
-    """Return the index as a column vector if WEIGHTS_FIRST is true, else as a row vector."""
-    if WEIGHTS_FIRST:
-        return index[:, None]
-    else:
-        return index[None, :]
-
-
-@triton.jit
-def _weights(matrix, rows, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
-    """Return elements (rows, column) of the plain matrix as an operand of the product; 0 past the
-    matrix."""
-    of_row = _along(rows.to(tl.int64), WEIGHTS_FIRST) * COLUMNS
-    tile = matrix + of_row + _along(column, not WEIGHTS_FIRST)
-    if COLUMNS % 128:
-        return tl.load(tile, _along(column < COLUMNS, not WEIGHTS_FIRST), 0.0)
-    else:
-        return tl.load(tile)
-
-
-@triton.jit
-def _inputs(x, items, batch, stride, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
-    """Return elements (items, column) of x as the other operand of the product; 0 past the last row
-    or column."""
-    of_item = _along(items.to(tl.int64), not WEIGHTS_FIRST) * stride
-    tile = x + of_item + _along(column, WEIGHTS_FIRST)
-    inside = _along(items < batch, not WEIGHTS_FIRST)
-    if COLUMNS % 128:
-        inside = inside & _along(column < COLUMNS, WEIGHTS_FIRST)
-    return tl.load(tile, inside, 0.0)
-
-
-@triton.jit
 def _scale(at, ASIDE: tl.constexpr):
     """Load the scale at address `at`. ASIDE: load it outside the loop's pipeline. Otherwise, with
     tiles from the copy engine, the pipeline would load it through shared memory behind a barrier of
@@ -307,16 +221,6 @@ def _multiplied(weights, inputs, WEIGHTS_FIRST: tl.constexpr):
         return tl.dot(weights, inputs, input_precision="ieee")
     else:
         return tl.dot(inputs, weights, input_precision="ieee")
-
-
-@triton.jit
-def _store(output, result, row, height, item, batch, stride, WEIGHTS_FIRST: tl.constexpr):
-    """Store a tile's result into its share's part of output. row: weight rows of the tile; height:
-    number of all weight rows; item: x's rows."""
-    line = (tl.program_id(1) * batch + item).to(tl.int64) * stride
-    at = _along(row, WEIGHTS_FIRST) + _along(line, not WEIGHTS_FIRST)
-    inside = _along(row < height, WEIGHTS_FIRST) & _along(item < batch, not WEIGHTS_FIRST)
-    tl.store(output + at, result.to(output.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["batch", "rows", "tail_rows"])
@@ -373,27 +277,27 @@ def _fp8_product_kernel(
             if SCALE_COLUMNS >= COLUMNS:
                 factor = 1.0
             elif SCALE_ROWS == 1:
-                factor = _along(_scale(scales + row * blocks + block, ASIDE), WEIGHTS_FIRST)
+                factor = along(_scale(scales + row * blocks + block, ASIDE), WEIGHTS_FIRST)
             else:
                 factor = _scale(scales + first // SCALE_ROWS * blocks + block, ASIDE)
                 if SWIGLU:
                     other = first + rows // 2
                     other = _scale(scales + other // SCALE_ROWS * blocks + block, ASIDE)
-                    factor = _along(tl.where(offset < TALL, factor, other), WEIGHTS_FIRST)
+                    factor = along(tl.where(offset < TALL, factor, other), WEIGHTS_FIRST)
             if x_tiles is not None:
                 codes = value_tiles.load([0, first, block * 128]).reshape([ROWS, 128])
                 inputs = x_tiles.load([tl.program_id(2) * BATCH, block * 128]).T
             else:
                 column = block * 128 + tl.arange(0, 128)
-                codes = _weights(values, row, column, COLUMNS, WEIGHTS_FIRST)
-                inputs = _inputs(x, item, batch, x_stride, column, COLUMNS, WEIGHTS_FIRST)
+                codes = weight_tile(values, row, column, COLUMNS, WEIGHTS_FIRST)
+                inputs = input_tile(x, item, batch, x_stride, column, COLUMNS, WEIGHTS_FIRST)
             if WEIGHTS_FIRST:
                 weights = turned_pairs(codes, inputs.dtype)
             else:
                 weights = turned(codes, inputs.dtype)
             result += _multiplied(weights, inputs, WEIGHTS_FIRST) * factor
         if SCALE_COLUMNS >= COLUMNS:
-            result *= _along(tl.load(scales + row), WEIGHTS_FIRST)
+            result *= along(tl.load(scales + row), WEIGHTS_FIRST)
         if SWIGLU:
             if WEIGHTS_FIRST:
                 gate, up = tl.split(result.reshape([2, TALL, BATCH]).permute(1, 2, 0))
@@ -401,18 +305,18 @@ def _fp8_product_kernel(
                 gate, up = tl.split(result.reshape([BATCH, 2, TALL]).permute(0, 2, 1))
             activation = gate * tl.sigmoid(gate) * up
             shown = first + tl.arange(0, TALL)
-            _store(output, activation, shown, rows // 2, item, batch, output_stride, WEIGHTS_FIRST)
+            stored(output, activation, shown, rows // 2, item, batch, output_stride, WEIGHTS_FIRST)
         else:
-            _store(output, result, first + offset, rows, item, batch, output_stride, WEIGHTS_FIRST)
+            stored(output, result, first + offset, rows, item, batch, output_stride, WEIGHTS_FIRST)
     elif tail is not None:
         first = tl.program_id(0) * ROWS
         row = tl.minimum(first + offset, tail_rows - 1)
         for block in tl.range(2 * begin, 2 * end, num_stages=_TAIL_STAGES):
             column = block * 64 + tl.arange(0, 64)
-            numbers = _weights(tail, row, column, COLUMNS, WEIGHTS_FIRST)
-            inputs = _inputs(x, item, batch, x_stride, column, COLUMNS, WEIGHTS_FIRST)
+            numbers = weight_tile(tail, row, column, COLUMNS, WEIGHTS_FIRST)
+            inputs = input_tile(x, item, batch, x_stride, column, COLUMNS, WEIGHTS_FIRST)
             result += _multiplied(numbers, inputs, WEIGHTS_FIRST)
-        _store(
+        stored(
             output + rows, result, first + offset, tail_rows, item, batch, output_stride,
             WEIGHTS_FIRST,
         )  # fmt: skip

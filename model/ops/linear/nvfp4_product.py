@@ -19,7 +19,8 @@ from tasuki.utils.triton.instructions import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .e2m1 import grouped_halves, row_factors
-from .fp8_product import Tile, multiply, split_for
+from .fp8_product import split_for
+from .product_tiles import Tile, multiply
 
 HALF = 32
 """Number of x's rows in one matrix instruction. With 64, Triton would copy the converted weights

@@ -7,6 +7,23 @@ from torch.nn import functional
 from tasuki.model.weights.matrix import Matrix
 
 
+class Products:
+    """Products of activations with stored matrices."""
+
+    def product(self, x: Tensor, matrix: Matrix) -> Tensor:
+        """Return x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype."""
+        return product(x, matrix)
+
+    def swiglu(self, x: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:
+        """Compute the SwiGLU feed-forward of x [T, hidden]. Return [T, hidden]. gate_up [2 *
+        intermediate, hidden], gate rows first; down [hidden, intermediate]."""
+        return swiglu(x, gate_up, down)
+
+
+EXACT = Products()
+"""Products without quantised activations."""
+
+
 def product(x: Tensor, matrix: Matrix) -> Tensor:
     """Return x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype.
 

@@ -2,12 +2,12 @@
 kernel for it exists, the norm before the product and SwiGLU after it are in the same launch.
 
 bf16 goes to gemv.py, FP8 to fp8_gemv.py. A matrix of several formats gets a product for each, after
-one norm. The precision is that of `Phase.STEP`.
+one norm. The precision is that of `Activations.MODEL`.
 """
 
 from torch import Tensor
 
-from tasuki.model.forward import Phase
+from tasuki.model.forward import Activations
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.model.weights.matrix import Matrix, Plain
 from tasuki.model.weights.quantised_segments import Fp8
@@ -26,7 +26,7 @@ def row_product(x: Tensor, matrix: Matrix) -> Tensor:
             return gemv(x, values)
         case [Fp8() as weight]:
             return fp8_gemv(x, weight)
-    return phase_product(x, matrix, Phase.STEP)
+    return phase_product(x, matrix, Activations.MODEL)
 
 
 def normed_row_product(
@@ -45,7 +45,7 @@ def normed_row_product(
         normed = rms_norm(residual, norm, eps)
     else:
         normed, residual = add_rms_norm(branch, residual, norm, eps)
-    return phase_product(normed, matrix, Phase.STEP), residual
+    return phase_product(normed, matrix, Activations.MODEL), residual
 
 
 def normed_row_swiglu(
@@ -59,4 +59,4 @@ def normed_row_swiglu(
         case [Fp8() as weight]:
             return norm_fp8_gemv_swiglu(branch, residual, norm, eps, weight)
     normed, residual = add_rms_norm(branch, residual, norm, eps)
-    return swiglu(phase_product(normed, gate_up, Phase.STEP)), residual
+    return swiglu(phase_product(normed, gate_up, Activations.MODEL)), residual

@@ -5,9 +5,9 @@ Shapes: x [T, hidden] -> [T, hidden]; weights of `MoeWeights`, row-major. Refere
 
 Few tokens go to gemv.py. More are sorted by expert and go through torch's grouped matrix products;
 these are bf16 only, so other dtypes take gemv.py at every size. FP8 and NVFP4 experts have grouped
-products of their own (fp8_grouped.py, nvfp4_grouped.py). FP8 quantises the rows of prompts, of few
-tokens too: precision follows the phase. The choice depends on shapes and the phase only, so a
-captured graph holds one choice. The host never waits. Tokens past rows[0] get no expert and
+products of their own (fp8_grouped.py, nvfp4_grouped.py). FP8 quantises rows by the activations of
+their phase, of few tokens too. The choice depends on shapes and activations only, so a captured
+graph holds one choice. The host never waits. Tokens past rows[0] get no expert and
 undefined results. If this rank has a part of the experts, the result is the sum of this part and of
 its part of the shared expert.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import DeltaNetConfig, MoeShape
-from tasuki.model.forward import Phase
+from tasuki.model.forward import Activations
 from tasuki.model.ops.linear.fp8_activations import quantised, quantised_swiglu
 from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
 from tasuki.model.ops.linear.swiglu import swiglu
@@ -28,7 +28,8 @@ from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.quantised_segments import Fp8
 
-from .fp8_grouped import grouped_fp8
+from .expert_tiles import Tile
+from .fp8_grouped import MANY, grouped_fp8
 from .gemv import moe_gemv
 from .nvfp4_grouped import grouped_nvfp4
 from .permute import permute, unpermute
@@ -52,11 +53,10 @@ def moe(
     config: DeltaNetConfig,
     rows: Tensor,
     side: torch.cuda.Stream | None = None,
-    phase: Phase = Phase.STEP,
+    activations: Activations = Activations.MODEL,
 ) -> Tensor:
     """Return the sum of the routed experts and the shared expert for x, [T, hidden]. x: any row
-    stride; rows [1] int32: number of valid tokens. phase: the tokens belong to prompts or to
-    answers.
+    stride; rows [1] int32: number of valid tokens. activations: those of the tokens' phase.
 
     side: a second stream. It runs the shared expert of a large batch, between a fork from the
     current stream and a join to it. A graph under capture records both.
@@ -64,18 +64,19 @@ def moe(
     shape = config.feed_forward
     assert isinstance(shape, MoeShape)
     few = x.shape[0] <= _most_gemv_tokens(weights)
-    few = few and (phase is Phase.STEP or not _is_quantised_by_phase(weights))
-    if x.dtype is not torch.bfloat16 or few:
+    few = few and (activations is Activations.MODEL or not _has_fp8(weights))
+    is_exact = x.dtype is not torch.bfloat16 and activations is not Activations.ROWS
+    if is_exact or few:
         return moe_gemv(x, weights, shape.chosen, rows, shape.held)
     if side is None:
-        shared = _mlp(x, weights.shared, phase)
-        routed = _routed(x, weights, shape, rows, phase)
+        shared = _mlp(x, weights.shared, activations)
+        routed = _routed(x, weights, shape, rows, activations)
     else:
         current = torch.cuda.current_stream(x.device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
-            shared = _mlp(x, weights.shared, phase)
-        routed = _routed(x, weights, shape, rows, phase)
+            shared = _mlp(x, weights.shared, activations)
+        routed = _routed(x, weights, shape, rows, activations)
         # Only `side` reuses the memory of `shared`, and it waits for this stream first.
         current.wait_stream(side)
     return fused_gate_sigmoid_mul_add(x, weights.shared_gate, shared, routed, rows)
@@ -90,31 +91,33 @@ def _most_gemv_tokens(weights: MoeWeights) -> int:
     return MOST_GEMV_TOKENS
 
 
-def _is_quantised_by_phase(weights: MoeWeights) -> bool:
-    """Return true if prompts have quantised activations and answers do not, as with FP8 weights."""
+def _has_fp8(weights: MoeWeights) -> bool:
+    """Return true if any of the weights are FP8."""
     shared = weights.shared
     matrices = (weights.gate_up, weights.down, shared.gate_up, shared.down)
     return any(isinstance(matrix.only, Fp8) for matrix in matrices)
 
 
-def _mlp(x: Tensor, weights: MlpWeights, phase: Phase) -> Tensor:
-    return phase_swiglu(phase_product(x, weights.gate_up, phase), weights.down, phase)
+def _mlp(x: Tensor, weights: MlpWeights, activations: Activations) -> Tensor:
+    return phase_swiglu(phase_product(x, weights.gate_up, activations), weights.down, activations)
 
 
-def _routed(x: Tensor, weights: MoeWeights, shape: MoeShape, rows: Tensor, phase: Phase) -> Tensor:
+def _routed(
+    x: Tensor, weights: MoeWeights, shape: MoeShape, rows: Tensor, activations: Activations
+) -> Tensor:
     logits = functional.linear(x, weights.router)
     choice = choose(logits, shape.chosen, rows, shape.held)
     # Pairs of experts on other ranks come last, as the pairs of one more expert.
     count = len(shape.own)
     permutation = permute_index(choice.experts, count + (shape.held is not None), rows)
     permutation = replace(permutation, ends=permutation.ends[:count])
-    both = _gate_up(x, weights.gate_up, permutation, rows, phase)
-    pairs = _down(both, weights.down, permutation.ends, phase)
+    both = _gate_up(x, weights.gate_up, permutation, rows, activations)
+    pairs = _down(both, weights.down, permutation.ends, activations)
     return unpermute(pairs, permutation.positions, choice.weights, rows)
 
 
 def _gate_up(
-    x: Tensor, matrices: Matrix, permutation: Permutation, rows: Tensor, phase: Phase
+    x: Tensor, matrices: Matrix, permutation: Permutation, rows: Tensor, activations: Activations
 ) -> Tensor:
     """Multiply each (token, expert) pair by its expert's gate_up matrix. Return [T * chosen, 2 *
     inner], sorted by expert."""
@@ -124,16 +127,17 @@ def _gate_up(
         return grouped_nvfp4(permute(x, positions, rows), weight, ends)
     if not isinstance(weight, Fp8):
         return _grouped(permute(x, positions, rows), matrices.plain, ends)
-    if phase is Phase.STEP:
+    if activations is Activations.MODEL:
         return grouped_fp8(permute(x, positions, rows), None, weight, ends)
     # Quantise once a token, not once a pair: codes and scales are then permuted.
     codes = quantised(x)
     values = permute(codes.values.view(torch.uint8)[: codes.count], positions, rows)
     scales = permute(codes.scales[: codes.count].contiguous(), positions, rows)
-    return grouped_fp8(values.view(torch.float8_e4m3fn), scales, weight, ends)
+    values = values.view(torch.float8_e4m3fn)
+    return grouped_fp8(values, scales, weight, ends, _tile_of(activations))
 
 
-def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
+def _down(both: Tensor, matrices: Matrix, ends: Tensor, activations: Activations) -> Tensor:
     """Compute silu(gate) * up for each (token, expert) pair, and return its products with the
     experts' down matrices."""
     weight = matrices.only
@@ -141,11 +145,17 @@ def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
         return grouped_nvfp4(swiglu(both), weight, ends)
     if not isinstance(weight, Fp8):
         return _grouped(swiglu(both), matrices.plain, ends)
-    if phase is Phase.STEP:
+    if activations is Activations.MODEL:
         return grouped_fp8(swiglu(both), None, weight, ends)
     codes = quantised_swiglu(both)
     scales = codes.scales[: codes.count].contiguous()
-    return grouped_fp8(codes.values[: codes.count], scales, weight, ends)
+    values = codes.values[: codes.count]
+    return grouped_fp8(values, scales, weight, ends, _tile_of(activations))
+
+
+def _tile_of(activations: Activations) -> Tile | None:
+    """Return the one tile of FP8 rows, for equal bits at any number of pairs; None: any tile."""
+    return MANY if activations is Activations.ROWS else None
 
 
 def _grouped(pairs: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .expert_tiles import Tile, are_few, multiply, place_of_tile
 
 _FEW = Tile(128, 16, 3, 4)
-_MANY = Tile(128, 64, 4, 4)
-"""Tile for many pairs per expert; _FEW is the tile for few pairs. Each is the fastest of seven, at
+MANY = Tile(128, 64, 4, 4)
+"""Tile for many pairs per expert; _FEW is the tile for few pairs. Codes of 16 pairs are multiplied
+by another instruction, whose bits differ. Each is the fastest of seven, at
 8192 and at 64 tokens of 35B-A3B on an H100. The engine's first forwards use both, so none is
 compiled later."""
 
@@ -37,7 +38,7 @@ def grouped_fp8(
     bf16, or e4m3 codes with scales [P, groups of 128 columns] float32, both contiguous; weight:
     laid out for kernels; ends [experts] int32, ascending: end of each expert's rows. By default the
     number of pairs decides the tile."""
-    tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
+    tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else MANY)
     operands = (scales, weight.values, weight.scales)
     return multiply(
         _fp8_grouped_kernel, pairs, operands, ends, weight.shape, tile, **scale_sizes(weight)
@@ -113,7 +114,7 @@ def compile_specs() -> list[KernelSpec]:
 
     def spec(name: str, size: tuple[int, int], codes: bool) -> KernelSpec:
         rows, columns = size
-        tile = _MANY if codes else _FEW
+        tile = MANY if codes else _FEW
         constants = tile.constants(256, rows, columns) | {
             "SCALE_ROWS": GROUP,
             "SCALE_COLUMNS": GROUP,

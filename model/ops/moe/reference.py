@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.ops.linear.reference import swiglu
+from tasuki.model.ops.linear.reference import EXACT, Products
 from tasuki.model.weights.matrix import Matrix
 
 
@@ -23,13 +23,19 @@ def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
 
 
 def mixture(
-    x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, experts: Tensor, first: int = 0
+    x: Tensor,
+    gate_up: Matrix,
+    down: Matrix,
+    weights: Tensor,
+    experts: Tensor,
+    first: int = 0,
+    products: Products = EXACT,
 ) -> Tensor:
     """Return the weighted sum of the chosen experts held by this rank, [T, hidden].
 
     x: [T, hidden]. gate_up: [held, 2 * intermediate, hidden]. down: [held, hidden, intermediate].
     Both hold the experts from number `first` on. weights, experts [T, chosen]: routing weights and
-    expert ids.
+    expert ids. products: products with the experts' matrices.
     """
     tokens, chosen = experts.shape
     held = gate_up.shape[0]
@@ -46,16 +52,20 @@ def mixture(
     for expert, count in enumerate(counts[first : first + held]):
         if count:
             rows = gathered[begin : begin + count]
-            pairs[order[begin : begin + count]] = swiglu(rows, gate_up[expert], down[expert])
+            pairs[order[begin : begin + count]] = products.swiglu(
+                rows, gate_up[expert], down[expert]
+            )
             begin += count
     pairs = pairs.view(tokens, chosen, -1)
     return (pairs * weights.to(x.dtype)[..., None]).sum(dim=1)
 
 
-def gated_shared(x: Tensor, gate_up: Matrix, down: Matrix, gate: Tensor) -> Tensor:
+def gated_shared(
+    x: Tensor, gate_up: Matrix, down: Matrix, gate: Tensor, products: Products = EXACT
+) -> Tensor:
     """Return the shared expert's output for x, times sigmoid(gate . x): [T, hidden]. gate: [1,
-    hidden]."""
-    return functional.linear(x, gate).sigmoid() * swiglu(x, gate_up, down)
+    hidden]. products: products with the expert's matrices."""
+    return functional.linear(x, gate).sigmoid() * products.swiglu(x, gate_up, down)
 
 
 def naive_permute_index(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -11,15 +11,16 @@ from torch import Tensor
 from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-# Elements per thread, measured on an H200: eight are one load of 16 bytes of each operand.
-_ALONE = 32
-_WITH_SUM = 8
+ALONE = 32
+"""Number of elements of a thread, measured on an H200."""
+WITH_SUM = 8
+"""The same for a norm with a sum: one load of 16 bytes of each operand."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return the RMS norm of x, [T, hidden], in x's dtype. x: [T, hidden], any row stride; weight:
     [hidden] float32, as 1 + w."""
-    return _launched(x, None, weight, eps, _ALONE)
+    return _launched(x, None, weight, eps, ALONE)
 
 
 def add_rms_norm(
@@ -31,7 +32,7 @@ def add_rms_norm(
     branch [T, hidden], any row stride; residual [T, hidden] contiguous, of the same dtype; weight
     [hidden] float32, 1 + w.
     """
-    return _launched(branch, residual, weight, eps, _WITH_SUM), residual
+    return _launched(branch, residual, weight, eps, WITH_SUM), residual
 
 
 def _launched(
@@ -49,13 +50,13 @@ def _launched(
         eps,
         HIDDEN=hidden,
         BLOCK=triton.next_power_of_2(hidden),
-        num_warps=_warps(hidden, elements),
+        num_warps=warps_of(hidden, elements),
         **dependent(x),
     )
     return normed
 
 
-def _warps(hidden: int, elements: int) -> int:
+def warps_of(hidden: int, elements: int) -> int:
     """Return the number of warps with which each thread has `elements` elements, within the limit
     of warps."""
     warps: int = triton.next_power_of_2(hidden) // (32 * elements)
@@ -94,7 +95,7 @@ def _norm_kernel(
 def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     sizes = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
-    alone, summed = _warps(4096, _ALONE), _warps(4096, _WITH_SUM)
+    alone, summed = warps_of(4096, ALONE), warps_of(4096, WITH_SUM)
     return [
         KernelSpec.of("rms_norm", _norm_kernel, sizes | {"residual": None}, alone, fp32="weight"),
         KernelSpec.of("add_rms_norm", _norm_kernel, sizes, summed, fp32="weight"),
