@@ -123,8 +123,7 @@ class DeltaNetConfig(ModelConfig):
 
     @property
     def conv_channels(self) -> int:
-        """Return the number of channels in a GDN layer's convolution: the width of its [q | k |
-        v]."""
+        """Return the channels of a GDN layer's convolution: the width of its [q | k | v]."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:

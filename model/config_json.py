@@ -50,9 +50,7 @@ class ConfigFields:
     def size(self, name: str, default: int | None = None) -> int:
         """Return the field as a positive integer. Raises ModelConfigError for another value, or if
         the field is missing without a default."""
-        value = self.get(name, default)
-        if value is None:
-            raise self.error(name, "is missing", "copy it from the published config")
+        value = self._present(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(name, f"is {value!r}", "use a positive integer")
         return value
@@ -60,9 +58,7 @@ class ConfigFields:
     def number(self, name: str, default: float | None = None) -> float:
         """Return the field as a positive, finite number. Raises ModelConfigError for another value,
         or if the field is missing without a default."""
-        value = self.get(name, default)
-        if value is None:
-            raise self.error(name, "is missing", "copy it from the published config")
+        value = self._present(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST:
             raise self.error(name, f"is {value!r:.40}", "use a positive, finite number")
         return float(value)
@@ -91,6 +87,12 @@ class ConfigFields:
             raise self.error(name, "is not an object", "copy the published one")
         return ConfigFields(value, self.source, f"{self.within}{name}.")
 
+    def _present(self, name: str, default: Any) -> Any:
+        value = self.get(name, default)
+        if value is None:
+            raise self.error(name, "is missing", "copy it from the published config")
+        return value
+
     def error(self, name: str, what: str, fix: str) -> ModelConfigError:
         return ModelConfigError(f"{self.source}: {self.within}{name} {what}; {fix}")
 
@@ -112,15 +114,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
+def _raw_or_empty(directory: Path) -> tuple[dict[str, Any], str]:
+    """Return a folder's config.json and its path. It is empty if it cannot be read, because the
+    reader of the shape reports this."""
+    path = directory / "config.json"
+    try:
+        return read_json(path), str(path)
+    except ModelConfigError:
+        return {}, str(path)
+
+
 _MOST_TOKENS = 2**31
 """Upper limit of token ids, because ids are int32 everywhere."""
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A checkpoint's config.json, for the reader of its family. outer: all fields; text: the fields
-    of the text model, `outer` itself in a flat file; generation: of generation_config.json, if
-    there is one."""
+    """A checkpoint's config.json, for the reader of its family. outer: all fields; text: those of
+    the text model, `outer` itself in a flat file; generation: of any generation_config.json."""
 
     outer: ConfigFields
     text: ConfigFields
@@ -128,8 +139,7 @@ class ConfigFile:
 
     @staticmethod
     def load(directory: Path | str) -> "ConfigFile":
-        """Read a folder's config.json and, if present, generation_config.json. Raises
-        ModelConfigError."""
+        """Read a folder's config.json and any generation_config.json. Raises ModelConfigError."""
         path = Path(directory) / "config.json"
         generation = Path(directory) / "generation_config.json"
         extra = read_json(generation) if generation.exists() else {}
@@ -139,8 +149,7 @@ class ConfigFile:
     def of(
         raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None, source: str = "config"
     ) -> "ConfigFile":
-        """Return the file with these contents. source: its name in error messages. Raises
-        ModelConfigError."""
+        """Return a file of these contents. source: its name in errors. Raises ModelConfigError."""
         outer = ConfigFields(raw, source)
         text = raw.get("text_config", raw)
         if not isinstance(text, dict):
@@ -188,15 +197,9 @@ class QuantizationConfig:
     @staticmethod
     def load(directory: Path) -> "QuantizationConfig":
         """Return the quantisation settings in a folder's config.json, at any nesting level used by
-        publishers. If the file cannot be read, return settings without a method. Raises
-        ModelConfigError."""
-        path = directory / "config.json"
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            # The reader of the shape reports this. A folder of weights alone may be read too.
-            return QuantizationConfig()
-        return QuantizationConfig.from_dict(raw if isinstance(raw, dict) else {}, str(path))
+        publishers; without a method if the file cannot be read. Raises ModelConfigError."""
+        # A folder of weights alone may be read too.
+        return QuantizationConfig.from_dict(*_raw_or_empty(directory))
 
     @staticmethod
     def from_dict(raw: dict[str, Any], source: str = "config") -> "QuantizationConfig":
@@ -229,8 +232,7 @@ def _read(fields: ConfigFields) -> QuantizationConfig:
 
 
 def _refuse_transforms(fields: ConfigFields) -> None:
-    """Raise ModelConfigError if, by the config, weights were transformed or made sparse before
-    storage."""
+    """Raise ModelConfigError if, by the config, stored weights are transformed or sparse."""
     if fields.object("transform_config") is not None:
         raise fields.error(
             "transform_config",
@@ -255,13 +257,7 @@ _OFF = "one layer over the model's own embedding is served; give --draft-layer o
 def check_draft_layer_config(directory: Path) -> None:
     """Check the config of a checkpoint folder with a draft layer: at most one such layer, over the
     model's own embedding. Do nothing if config.json cannot be read. Raises ModelConfigError."""
-    path = directory / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        # The reader of the shape reports this.
-        return
-    outer = ConfigFields(raw if isinstance(raw, dict) else {}, str(path))
+    outer = ConfigFields(*_raw_or_empty(directory))
     for fields in (outer, outer.object("text_config")):
         if fields is None:
             continue
@@ -326,12 +322,8 @@ class RopeSettings:
         yarn = _yarn(rope, text) if kind == "yarn" else None
         certain = scaling is None and yarn is None
         return RopeSettings(
-            theta=_either(rope, text, "rope_theta").number(
-                "rope_theta", _THETA if certain else None
-            ),
-            partial=_either(rope, text, "partial_rotary_factor").number(
-                "partial_rotary_factor", _PARTIAL
-            ),
+            theta=_either(rope, text, "rope_theta", _THETA if certain else None),
+            partial=_either(rope, text, "partial_rotary_factor", _PARTIAL),
             yarn=yarn,
             positions=_positions(rope, text, yarn),
         )
@@ -345,10 +337,9 @@ def _refuse_misplaced(text: ConfigFields, outer: ConfigFields) -> None:
             raise outer.error(name, "is beside text_config and not in it", "move it there")
 
 
-def _either(rope: ConfigFields, text: ConfigFields, name: str) -> ConfigFields:
-    """Return the JSON object with the field `name`: the rotary parameters, or in older configs the
-    text model's config."""
-    return text if name in text and name not in rope else rope
+def _either(rope: ConfigFields, text: ConfigFields, name: str, default: float | None) -> float:
+    """Return the number `name` of the rotary parameters, or in older configs of the text model."""
+    return (text if name in text and name not in rope else rope).number(name, default)
 
 
 def _yarn(rope: ConfigFields, text: ConfigFields) -> Yarn:
@@ -384,8 +375,7 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def _given(rope: ConfigFields, name: str) -> float | None:
-    """Return the field as a number; None if it is absent, null or 0. transformers treats 0 as
-    absent too."""
+    """Return the field as a number; None if it is absent, null or, as in transformers, 0."""
     return rope.number(name) if rope.get(name) else None
 
 

@@ -19,8 +19,7 @@ from tasuki.model.weights.source import PlainSource
 
 @dataclass(frozen=True)
 class PrefillFlops:
-    """FLOPs of a prefill. linear: FLOPs per token; quadratic: FLOPs per pair of a token and a token
-    before it."""
+    """FLOPs of a prefill. linear: per token; quadratic: per pair of a token and an earlier one."""
 
     linear: float
     quadratic: float

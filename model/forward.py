@@ -98,8 +98,7 @@ class VerifyBatch:
 
 
 class PicturesUnsupported(Exception):
-    """A forward with pictures on a device without operators for them. Use one rank of a node
-    without hand-overs."""
+    """Pictures on a device without operators for them. Use one rank, without hand-overs."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,7 @@ class SequenceSlice:
         return self.rope_positions is None and not self.rope_delta
 
     def rope(self) -> Tensor:
-        """Return the rotary positions [3, 1 + tokens] int64: of the token before, then of the
-        tokens."""
+        """Return rotary positions [3, 1 + tokens] int64: of the token before, then the tokens."""
         if self.rope_positions is not None:
             return self.rope_positions.long()
         first = self.start + self.rope_delta - 1
@@ -348,8 +346,7 @@ class LayerHooks(Protocol):
 
     def after_layer(self, layer: int, stream: Callable[[], Tensor]) -> None:
         """Announce that the whole layer is computed (on a GPU: enqueued). stream: returns the
-        residual stream [T, width], valid during the call only; each family has a form of its
-        own."""
+        residual stream [T, width], valid during the call only; its form is the family's."""
         return
 
 

@@ -49,10 +49,7 @@ def decode_rows(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
 
 def row_scales(numbers: torch.Tensor) -> torch.Tensor:
     """Return each row's scale as a byte value: the exponent of its power of two plus 127, int32
-    [...]. numbers: [..., width] float32.
-
-    The value 255 marks a row with an infinite or NaN number.
-    """
+    [...]; 255 for a row with an infinite or NaN number. numbers: [..., width] float32."""
     # Of numbers without sign, the larger one has the larger bits; so have infinity and NaN.
     largest = (numbers.view(torch.int32) & 0x7FFFFFFF).amax(-1)
     exponent = (largest >> _EXPONENT_SHIFT) & _EXPONENT_MASK

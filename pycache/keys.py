@@ -41,12 +41,10 @@ _SIGN = np.int32(-(2**31))
 
 @dataclass(frozen=True)
 class PictureSource:
-    """All that decides a picture's rows, besides weights.
-
-    kind: image or video. orientation: the rule that turns its pixels. media: SHA-256 of the encoded
-    bytes, one of an image and two of a pair of frames. height, width: pixels after the resize.
-    constants: the processor's settings, as PixelRules.constants.
-    """
+    """All that decides a picture's rows, besides weights. kind: image or video. orientation: the
+    rule that turns its pixels. media: SHA-256 of the encoded bytes, one of an image and two of a
+    pair of frames. height, width: pixels after the resize. constants: the processor's settings, as
+    PixelRules.constants."""
 
     kind: str
     orientation: str
@@ -57,8 +55,7 @@ class PictureSource:
 
     @property
     def digest(self) -> PictureDigest:
-        """Return the picture's digest. Fields are framed by their lengths, so no two records have
-        the same bytes."""
+        """Return the picture's digest. Framed fields give no two records the same bytes."""
         fields = (
             SCHEME,
             self.kind.encode(),

@@ -41,8 +41,7 @@ Cut = Whole | Heads | Segments
 
 
 def itemsize(dtype: str) -> int:
-    """Return the size in bytes of one element of this dtype. Raises KeyError for an unknown
-    dtype."""
+    """Return the bytes of one element of this dtype. Raises KeyError for an unknown one."""
     return _SIZES[dtype]
 
 
@@ -51,12 +50,10 @@ _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int16": 2, "ui
 
 @dataclass(frozen=True)
 class Part:
-    """Dense tensor of a page or of a slot in one layer.
-
-    name: the part's meaning to its family. shape: elements; the first dimension is cut. With
-    FP8_ROWS, a head (or the whole) is its codes, then one scale for each row of the last dimension.
-    Raises ValueError if the cut does not divide the first dimension.
-    """
+    """Dense tensor of a page or of a slot in one layer. name: the part's meaning to its family.
+    shape: elements; the first dimension is cut. With FP8_ROWS, a head (or the whole) is its codes,
+    then one scale for each row of the last dimension. Raises ValueError if the cut does not divide
+    the first dimension."""
 
     name: str
     shape: tuple[int, ...]
@@ -178,8 +175,7 @@ class LayerCache:
 
     @cached_property
     def block_runs(self) -> tuple[tuple[int, int], ...]:
-        """Return (heads, bytes of a head) of a block's runs, end to end: its heads, then each whole
-        part."""
+        """Return (heads, bytes of a head) of a block's runs: its heads, then each whole part."""
         heads = ((self.heads, self.head_bytes),) if self.by_heads else ()
         return heads + tuple(run for part in self.whole for run in part.runs)
 
@@ -215,12 +211,9 @@ def layers_text(layers: tuple[LayerCache, ...]) -> str:
 
 def share(pieces: int, ranks: int, rank: int) -> range:
     """Return the range of this rank's pieces, such as heads or experts. Weights, arenas and
-    hand-overs divide heads by this one rule.
-
-    Pure. Each share is an equal run of neighbouring pieces. With more ranks than pieces, a share is
-    one piece, and neighbouring ranks have the same piece. Raises ValueError unless one of the two
-    numbers divides the other.
-    """
+    hand-overs divide heads by this one rule. Pure. Each share is an equal run of neighbouring
+    pieces. With more ranks than pieces, a share is one piece, and neighbouring ranks have the same
+    piece. Raises ValueError unless one of the two numbers divides the other."""
     if pieces % ranks == 0:
         each = pieces // ranks
         return range(rank * each, (rank + 1) * each)

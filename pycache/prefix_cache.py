@@ -18,14 +18,7 @@ Invariants:
 import time
 from collections.abc import Callable, Sequence
 
-from ._cpp_cache import (
-    Allocation,
-    CheckpointKind,
-    PrefixCache,
-    TierConfig,
-    TierWrite,
-    TreeConfig,
-)
+from ._cpp_cache import Allocation, CheckpointKind, PrefixCache, TierConfig, TierWrite, TreeConfig
 from .arena import Arena, CopyKind, CopyOp
 from .keys import Keys
 

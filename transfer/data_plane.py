@@ -50,8 +50,7 @@ class DataPlane:
     chunk_sink: ChunkSink | None
     """Decoder of arriving layer chunks; None if they need no decoding."""
     slabs: int
-    """Number of slabs (fixed-size parts of the arena) for a cache, without those kept back for
-    encoded chunks."""
+    """Number of slabs (parts of the arena) for a cache, without those for encoded chunks."""
     contract: Contract
     node: NodeIdentity
     arena: ArenaKey
@@ -176,8 +175,7 @@ class DataPlane:
 
 
 def build_digester(memory: torch.Tensor, layout: CacheLayout, units: WireUnits) -> Digester:
-    """Return the digester of an arena. units: lengths on the wire; only the sent part of each unit
-    is digested."""
+    """Return the digester of an arena. units: lengths on the wire; only sent parts are digested."""
     if memory.device.type == "cpu":
         return ChunkDigester(memory.numpy(), layout, units)
     from tasuki.transfer.chunks.digest_kernel import GpuChunkDigester
@@ -213,8 +211,7 @@ class TransferEngine:
         layout = plane.contract.layout
         settings = SenderSettings(layers_per_window=layers_per_window, lease_seconds=lease_seconds)
         return cls(
-            Sender(layout, [plane.source(steps)], settings),
-            Receiver(layout, [plane.target()]),
+            Sender(layout, [plane.source(steps)], settings), Receiver(layout, [plane.target()])
         )
 
     def start(self) -> None:

@@ -18,13 +18,11 @@ class OutOfBounds(TransferError):
 
 
 class ChunkPlanError(TransferError):
-    """A forward's plan does not continue the transfer's previous plan, or has pages outside the
-    granted ones."""
+    """A forward's plan does not continue the previous one, or has pages not granted."""
 
 
 class ChunksMissing(TransferError):
-    """A hand-over's sender reported its end, but some of the transfer's layer chunks have not
-    arrived."""
+    """A hand-over's sender reported its end, but some layer chunks have not arrived."""
 
 
 class DigestMismatch(TransferError):

@@ -34,8 +34,7 @@ class ProcessIdentity:
         return ProcessIdentity(boot_id, namespace, os.getpid(), _start_ticks(os.getpid()))
 
     def here(self) -> bool:
-        """Return True if the process's pid means the same process to this node: same boot and pid
-        namespace."""
+        """Return True if the pid means the same process here: same boot and pid namespace."""
         return (self.boot_id, self.pid_namespace) == _host()
 
 
@@ -64,12 +63,9 @@ _CHECKSUM_BYTES = 16
 
 @dataclass(frozen=True)
 class ArenaAddress:
-    """Address of an arena for peers.
-
-    transport_metadata: bytes to open the arena's memory with, kept out of logs. slabs: size of each
-    rank's arena in slabs (fixed-size parts). ranks: number of ranks; their arenas are one behind
-    another (transfer/ranks/region.py).
-    """
+    """Address of an arena for peers. transport_metadata: bytes to open the arena's memory with,
+    kept out of logs. slabs: size of each rank's arena in slabs (fixed-size parts). ranks: number of
+    ranks; their arenas are one behind another (transfer/ranks/region.py)."""
 
     transport_metadata: bytes = field(repr=False)
     slabs: int
@@ -79,12 +75,9 @@ class ArenaAddress:
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """Identity of a node for its peers.
-
-    epoch: random bytes of this process start, compared for equality only. transport: name of the
-    transport's kind. arenas: arenas open to writes of peers, one for each link; the wire carries
-    one.
-    """
+    """Identity of a node for its peers. epoch: random bytes of this process start, compared for
+    equality only. transport: name of the transport's kind. arenas: arenas open to writes of peers,
+    one for each link; the wire carries one."""
 
     name: str
     epoch: bytes

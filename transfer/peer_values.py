@@ -22,13 +22,11 @@ MOST_FIELDS = 128
 _SHOWN = 256
 
 Bound: TypeAlias = Callable[[Any, str], Any]
-"""Check of one value. It takes a value and its field's name for errors, and returns the value to
-keep."""
+"""Check of a value. It takes the value and its field's name, and returns the value to keep."""
 
 
 def seconds(value: float, field: str, most: float = LONGEST_SECONDS) -> float:
-    """Return `value` if it is in [0, most] seconds. Raises PeerInvalid naming the field; so do all
-    functions here."""
+    """Return `value` if it is in [0, most] seconds. Raises PeerInvalid, as all functions here."""
     return within(value, field, 0.0, most)
 
 
@@ -48,6 +46,13 @@ def finite(value: float, field: str) -> float:
 def count(value: int, field: str, most: int = MOST_BYTES) -> int:
     if not 0 <= value <= most:
         raise PeerInvalid(f"{field} {value} is not in [0, {most}]")
+    return value
+
+
+def integer(value: object, most: int = (1 << 48) - 1) -> int:
+    """Return a number of parsed JSON in [0, most]. Raises ValueError for anything else."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"a number is not in [0, {most}]")
     return value
 
 
@@ -80,8 +85,7 @@ def contract(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def text(value: str, longest: int = LONGEST_REASON) -> str:
-    """Return the text for a log line: cut to `longest` characters, with unprintable ones
-    replaced."""
+    """Return the text for a log line: cut to `longest`, unprintable characters replaced."""
     cut = value if len(value) <= longest else f"{value[: longest - 3]}..."
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
 

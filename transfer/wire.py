@@ -92,8 +92,7 @@ class Wire(Generic[ValueT, MessageT]):
         self._value = value
         self._fields = _paired(value, message, frozenset(apart), codecs)
         self.to_wire: Callable[Concatenate[ValueT, ...], MessageT] = _writer(message, self._fields)
-        """Function from a value to its message. It takes the value, and the message's fields left
-        apart, by name."""
+        """Function from a value, and the message's fields left apart by name, to the message."""
         self.from_wire: Callable[Concatenate[MessageT, ...], ValueT] = _reader(
             value,
             self._fields,
@@ -201,8 +200,7 @@ def _paired(
     apart: frozenset[str],
     codecs: "Mapping[str, Codec | Wire[Any, Any]]",
 ) -> dict[str, _Field]:
-    """Return the pairs of fields, by the value's field name. Raises TypeError if a field has no
-    pair."""
+    """Return the pairs, by the value's field name. Raises TypeError if a field has none."""
     unpaired = {field.name: field for field in message.DESCRIPTOR.fields}
     hints = get_type_hints(value, include_extras=True)
     strange = apart - unpaired.keys() - hints.keys()

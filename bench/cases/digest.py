@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tasuki.transfer.chunks.chunk import ChunkHeader
-from tasuki.transfer.chunks.digest import chunk_geometry, word_keys
+from tasuki.transfer.chunks.digest import ArenaChunk, chunk_geometry, word_keys
 from tasuki.transfer.chunks.digest_kernel import GpuChunkDigester, PlacedRows, digest_rows
 
 from .case import Case, Stage, turns_to_overflow
@@ -42,13 +42,15 @@ def _chunk(stage: Stage, pages: int, carries_state: bool) -> Case:
         for chunk in chunks
     ]
     digester = GpuChunkDigester(arena.bytes, layout)
+    pages_of_first, slot_of_first = chunks[0]
+    first = ArenaChunk(_ROOM, _GENERATION, header, tuple(pages_of_first), slot_of_first)
     state = "with" if carries_state else "without"
     return Case(
         f"digest of {pages} pages, all layers, {state} state",
         [partial(digest_rows, words, keys, rows) for rows in placed],
         bytes=moved,
         eager={
-            "as called": partial(digester.digest, _ROOM, _GENERATION, header, *chunks[0]),
+            "as called": partial(digester.digest_all, [first]),
         },
         rate=_LEAST_RATE,
     )

@@ -30,7 +30,7 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.parts import Heads, LayerCache, Part, Whole
 from tasuki.transfer.chunks.chunk import ChunkHeader, Destination, FinishedLayers
 from tasuki.transfer.chunks.descriptors import Segments, chunk_bytes
-from tasuki.transfer.chunks.digest import ChunkDigester
+from tasuki.transfer.chunks.digest import ArenaChunk, ChunkDigester
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.reports import TransferEnd, TransferSent
@@ -290,5 +290,5 @@ def digest_rows() -> Iterator[Row]:
 
 def _digest(digester: ChunkDigester, header: ChunkHeader, pages: list[int]) -> float:
     start = time.perf_counter()
-    digester.digest(1, 1, header, pages, None)
+    digester.digest_all([ArenaChunk(1, 1, header, tuple(pages), None)])
     return time.perf_counter() - start

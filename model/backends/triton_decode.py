@@ -17,11 +17,7 @@ from torch import Tensor
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import Activations, DecodeBatch, Reduce
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
-from tasuki.model.ops.attention.qk_norm_rope_gate import (
-    RopeDeltas,
-    TokenPlaces,
-    qk_norm_rope_gate,
-)
+from tasuki.model.ops.attention.qk_norm_rope_gate import RopeDeltas, TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
 from tasuki.model.ops.draft.entry_inputs import entry_inputs
 from tasuki.model.ops.gdn.decode import gdn_decode
@@ -47,11 +43,8 @@ from .triton_entries import Product, StepEntries
 @dataclass(frozen=True)
 class DecodeScratch:
     """Scratch memory shared by decode steps of up to `batch` sequences. All launches using it must
-    be on one stream.
-
-    attention: memory for partial attention results. owners: [batch] int32, the numbers 0, 1, 2 and
-    so on: row i belongs to sequence i.
-    """
+    be on one stream. attention: memory for partial attention results. owners: [batch] int32, the
+    numbers 0, 1, 2 and so on: row i belongs to sequence i."""
 
     attention: DecodeWorkspace
     owners: Tensor
@@ -246,9 +239,9 @@ class TritonDecode:
 
     def step_entries(self) -> StepEntries:
         batch = self._batch
-        slots = batch.read_slots, batch.write_slots
         return StepEntries(
-            self._config, self._rotary, self._places, slots, self._product, self._side
+            *(self._config, self._rotary, self._places, batch.read_slots, self._product),
+            *(batch.write_slots, self._side),
         )
 
     def drafts(self, counts: Tensor) -> TritonDraft:

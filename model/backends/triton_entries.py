@@ -7,7 +7,7 @@ step begins. The entries are computed on another stream, in parallel with the st
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -27,33 +27,21 @@ Product: TypeAlias = Callable[[Tensor, Matrix], Tensor]
 """Function returning x [T, k] times a transposed weight [n, k], without a sum over ranks."""
 
 
+@dataclass(frozen=True)
 class TritonEntries:
-    """Base class for storing the draft layer's KV, for prompts and decode steps.
+    """Base class for storing the draft layer's KV, for prompts and decode steps. read_slots: [B],
+    the slot with the hidden state before each sequence's first token, by row of the page table.
+    pictures: rows in place of embeddings, in the dtype of these and on the same device."""
 
-    read_slots: [B], the slot with the hidden state before each sequence's first token, by row of
-    the page table. product: multiplies x [T, k] by a transposed weight [n, k], without a sum over
-    ranks.
-    """
-
-    def __init__(
-        self,
-        config: DeltaNetConfig,
-        rotary: Tensor,
-        places: TokenPlaces,
-        read_slots: Tensor,
-        product: Product,
-        pictures: Sequence[RowSpan] = (),
-    ) -> None:
-        """pictures: rows in place of embeddings, in the dtype of these and on the same device."""
-        self._config = config
-        self._rotary = rotary
-        self._places = places
-        self._read_slots = read_slots
-        self._product = product
-        self._pictures = pictures
+    config: DeltaNetConfig
+    rotary: Tensor
+    places: TokenPlaces
+    read_slots: Tensor
+    product: Product
+    pictures: Sequence[RowSpan] = field(default=(), kw_only=True)
 
     def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
-        return rms_norm(branch + residual, norm, self._config.norm_eps)
+        return rms_norm(branch + residual, norm, self.config.norm_eps)
 
     def write(
         self,
@@ -64,26 +52,26 @@ class TritonEntries:
         kv: Tensor,
         carry: Tensor,
     ) -> None:
-        config, places = self._config, self._places
+        config, places = self.config, self.places
         joined = entry_inputs(
             tokens,
             hidden,
             embedding,
             carry,
             places.owners,
-            self._read_slots,
+            self.read_slots,
             places.rows,
             (weights.embedding_norm, weights.hidden_norm),
             config.norm_eps,
         )
-        for span in self._pictures:
+        for span in self.pictures:
             normed = rms_norm(span.rows, weights.embedding_norm, config.norm_eps)
             joined[span.first : span.first + len(normed), : normed.shape[1]] = normed
-        mixed = self._product(joined, weights.fc)
+        mixed = self.product(joined, weights.fc)
         normed = rms_norm(mixed, weights.layer.mixer_norm, config.norm_eps)
         rows = 2 * config.kv_heads * config.head_dim
-        projected = self._product(normed, weights.attention.in_proj.last_rows(rows))
-        k_norm_rope(projected, weights.attention, config, self._rotary, places, kv)
+        projected = self.product(normed, weights.attention.in_proj.last_rows(rows))
+        k_norm_rope(projected, weights.attention, config, self.rotary, places, kv)
 
 
 @dataclass(frozen=True)
@@ -109,46 +97,25 @@ class PromptCarry:
         return PromptCarry(*torch.split(moved, [len(table) for table in tables]))
 
 
+@dataclass(frozen=True)
 class PromptEntries(TritonEntries):
     """Triton's `EntryOperators` of a forward over prompts: they store the draft layer's KV."""
 
-    def __init__(
-        self,
-        config: DeltaNetConfig,
-        rotary: Tensor,
-        places: TokenPlaces,
-        carry: PromptCarry,
-        product: Product,
-        pictures: Sequence[RowSpan] = (),
-    ) -> None:
-        super().__init__(config, rotary, places, carry.read_slots, product, pictures)
-        self._carry = carry
+    carried: PromptCarry
 
     def carry_over(self, hidden: Tensor, carry: Tensor) -> None:
-        behind = hidden.index_select(0, self._carry.rows)
-        carry.index_copy_(0, self._carry.slots, behind)
+        carry.index_copy_(0, self.carried.slots, hidden.index_select(0, self.carried.rows))
 
 
+@dataclass(frozen=True)
 class VerifyEntries(TritonEntries):
     """Triton's `EntryOperators` of a verification step. It writes no slot, because acceptance is
-    not known yet. It keeps the tokens' hidden states for fold_carry()."""
+    not known yet. kept [B, tokens, width]: receives the tokens' hidden states, for fold_carry()."""
 
-    def __init__(
-        self,
-        config: DeltaNetConfig,
-        rotary: Tensor,
-        places: TokenPlaces,
-        read_slots: Tensor,
-        product: Product,
-        kept: Tensor,
-    ) -> None:
-        """kept [B, tokens, width]: receives the tokens' hidden states, for fold_carry() after the
-        verification."""
-        super().__init__(config, rotary, places, read_slots, product)
-        self._kept = kept
+    kept: Tensor
 
     def carry_over(self, hidden: Tensor, carry: Tensor) -> None:
-        self._kept.copy_(hidden.view(self._kept.shape))
+        self.kept.copy_(hidden.view(self.kept.shape))
 
 
 def fold_carry(kept: Tensor, folds: FoldRows, carry: Tensor) -> None:
@@ -158,33 +125,22 @@ def fold_carry(kept: Tensor, folds: FoldRows, carry: Tensor) -> None:
     carry_folded(kept, folds.places, folds.counts, carry, folds.write_slots)
 
 
+@dataclass(frozen=True)
 class StepEntries(TritonEntries):
-    """Triton's `StepEntries` of base.py: they store the draft layer's KV in a decode step. side:
-    the stream to compute it in parallel with the layers."""
+    """Triton's `StepEntries` of base.py: they store the draft layer's KV in a decode step.
+    write_slots [B]: slots written by it. side: the stream to compute in parallel with layers."""
 
-    def __init__(
-        self,
-        config: DeltaNetConfig,
-        rotary: Tensor,
-        places: TokenPlaces,
-        slots: tuple[Tensor, Tensor],
-        product: Product,
-        side: torch.cuda.Stream,
-    ) -> None:
-        """slots: the slots read and the slots written by the step, each [B]."""
-        read_slots, self._write_slots = slots
-        super().__init__(config, rotary, places, read_slots, product)
-        self._side = side
-        self._rows = places.rows
+    write_slots: Tensor
+    side: torch.cuda.Stream
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        self._side.wait_stream(torch.cuda.current_stream(self._rotary.device))
-        with torch.cuda.stream(self._side):
+        self.side.wait_stream(torch.cuda.current_stream(self.rotary.device))
+        with torch.cuda.stream(self.side):
             yield
 
     def carry_over(self, branch: Tensor, residual: Tensor, norm: Tensor, carry: Tensor) -> None:
         # A slot may be both read and written, and the work on the side stream reads it.
-        torch.cuda.current_stream(self._rotary.device).wait_stream(self._side)
-        eps = self._config.norm_eps
-        carry_normed(branch, residual, norm, eps, carry, self._write_slots, self._rows)
+        torch.cuda.current_stream(self.rotary.device).wait_stream(self.side)
+        eps = self.config.norm_eps
+        carry_normed(branch, residual, norm, eps, carry, self.write_slots, self.places.rows)

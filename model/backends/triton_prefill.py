@@ -24,11 +24,7 @@ from tasuki.model.forward import (
 )
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
-from tasuki.model.ops.attention.qk_norm_rope_gate import (
-    RopeAxes,
-    TokenPlaces,
-    qk_norm_rope_gate,
-)
+from tasuki.model.ops.attention.qk_norm_rope_gate import RopeAxes, TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlan, plan_gdn_prefill
 from tasuki.model.ops.linear.normed_product import normed_product
@@ -162,32 +158,24 @@ def _padded(table: Tensor) -> Tensor:
     return functional.pad(table, (0, -table.shape[-1] % 16))
 
 
+@dataclass(frozen=True)
 class TritonPrefill:
-    """Triton's `Operators` of one forward over prompts."""
+    """Triton's `Operators` of one forward over prompts. rotary: angles from `rotary_cache`; side: a
+    second stream to run the shared expert in parallel with the routed experts. activations: those
+    of both phases."""
 
-    def __init__(
-        self,
-        config: DeltaNetConfig,
-        plan: PrefillPlan,
-        rotary: Tensor,
-        side: torch.cuda.Stream,
-        reduce: Reduce,
-        activations: PhaseActivations = BF16_STEPS,
-    ) -> None:
-        """rotary: angles from `rotary_cache`; side: a second stream to run the shared expert in
-        parallel with the routed experts. activations: those of both phases."""
-        self._config = config
-        self._plan = plan
-        self._rotary = rotary
-        self._side = side
-        self._reduce = reduce
-        self._activations = activations
+    config: DeltaNetConfig
+    plan: PrefillPlan
+    rotary: Tensor
+    side: torch.cuda.Stream
+    reduce: Reduce
+    activations: PhaseActivations = BF16_STEPS
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
-        if self._activations.prompts is Activations.ROWS:
-            eps = self._config.norm_eps
+        if self.activations.prompts is Activations.ROWS:
+            eps = self.config.norm_eps
             return normed_product(branch, residual, norm, eps, weight, Activations.ROWS)
         normed, residual = self._normed(branch, residual, norm)
         return self._product(normed, weight), residual
@@ -196,45 +184,46 @@ class TritonPrefill:
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> Tensor:
         normed, _ = self._normed(branch, residual, norm)
-        return phase_product(normed, weight, self._activations.steps)
+        return phase_product(normed, weight, self.activations.steps)
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
-        return self._reduce(self._product(x, weight))
+        return self.reduce(self._product(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
-        return gdn_prefill(projected, weights, self._config, conv, ssm, self._plan.gdn)
+        return gdn_prefill(projected, weights, self.config, conv, ssm, self.plan.gdn)
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
-        places = self._plan.places
-        q = qk_norm_rope_gate(projected, weights, self._config, self._rotary, places, kv)
+        places = self.plan.places
+        q = qk_norm_rope_gate(projected, weights, self.config, self.rotary, places, kv)
         return paged_attention_prefill(
-            q, projected, self._config, kv, places.page_table, self._plan.tiles
+            q, projected, self.config, kv, places.page_table, self.plan.tiles
         )
 
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
-        if isinstance(weights, MlpWeights) and self._activations.prompts is Activations.ROWS:
+        if isinstance(weights, MlpWeights) and self.activations.prompts is Activations.ROWS:
             both, residual = self.norm_project(branch, residual, norm, weights.gate_up)
             output = phase_swiglu(both, weights.down, Activations.ROWS)
-            return self._reduce(output), residual
-        x, residual = add_rms_norm(branch, residual, norm, self._config.norm_eps)
+            return self.reduce(output), residual
+        x, residual = add_rms_norm(branch, residual, norm, self.config.norm_eps)
         if isinstance(weights, MoeWeights):
-            return self._reduce(self._moe(x, weights)), residual
-        return self._reduce(self._mlp(x, weights)), residual
+            return self.reduce(self._moe(x, weights)), residual
+        return self.reduce(self._mlp(x, weights)), residual
 
     def entries(self) -> PromptEntries:
-        plan = self._plan
+        plan = self.plan
         assert plan.carry is not None, "the config has no draft layer"
         return PromptEntries(
-            *(self._config, self._rotary, plan.entry_places, plan.carry, self._product),
-            plan.pictures,
+            *(self.config, self.rotary, plan.entry_places, plan.carry.read_slots, self._product),
+            plan.carry,
+            pictures=plan.pictures,
         )
 
     def _normed(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor
     ) -> tuple[Tensor, Tensor]:
-        eps = self._config.norm_eps
+        eps = self.config.norm_eps
         if branch is None:
             return rms_norm(residual, norm, eps), residual
         return add_rms_norm(branch, residual, norm, eps)
@@ -243,21 +232,21 @@ class TritonPrefill:
         """Return x [T, k] times weight [n, k] transposed, without a sum over ranks."""
 
         def compute(x: Tensor, part: PhasePart) -> Tensor:
-            return phase_product(x, weight, self._activations.of(part.phase))
+            return phase_product(x, weight, self.activations.of(part.phase))
 
-        return self._plan.phases.each(x, compute)
+        return self.plan.phases.each(x, compute)
 
     def _mlp(self, x: Tensor, weights: MlpWeights) -> Tensor:
         def compute(x: Tensor, part: PhasePart) -> Tensor:
-            activations = self._activations.of(part.phase)
+            activations = self.activations.of(part.phase)
             both = phase_product(x, weights.gate_up, activations)
             return phase_swiglu(both, weights.down, activations)
 
-        return self._plan.phases.each(x, compute)
+        return self.plan.phases.each(x, compute)
 
     def _moe(self, x: Tensor, weights: MoeWeights) -> Tensor:
         def compute(x: Tensor, part: PhasePart) -> Tensor:
-            activations = self._activations.of(part.phase)
-            return moe(x, weights, self._config, part.rows, self._side, activations)
+            activations = self.activations.of(part.phase)
+            return moe(x, weights, self.config, part.rows, self.side, activations)
 
-        return self._plan.phases.each(x, compute)
+        return self.plan.phases.each(x, compute)

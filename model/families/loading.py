@@ -54,8 +54,7 @@ def build_model(config: ModelConfig, weights: Weights, assembly: Assembly | None
 def random_weights(
     config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Weights:
-    """Return random weights. Activations stay near unit size, and logits spread widely, so that
-    ties are rare."""
+    """Return random weights. Activations stay near unit size, and logits spread widely."""
     return assemble(config, RandomSource(seed, device), dtype, device)
 
 

@@ -45,8 +45,7 @@ def config_of(
 
 
 def read_config(file: ConfigFile) -> ModelConfig:
-    """Return the shape described by a config.json, as read by its family. Raises
-    ModelConfigError."""
+    """Return the shape in a config.json, as read by its family. Raises ModelConfigError."""
     name = file.outer.get("model_type")
     for family in FAMILIES:
         if name in family.model_types:

@@ -124,10 +124,7 @@ def compiled(tree: Any, grammar: Grammar) -> Matcher:
     call it. Raises GrammarError."""
     library = _llguidance()
     matcher = library.LLMatcher(
-        tree,
-        _source(library, grammar),
-        log_level=0,
-        limits=library.LLParserLimits(**_LIMITS),
+        tree, _source(library, grammar), log_level=0, limits=library.LLParserLimits(**_LIMITS)
     )
     if matcher.is_error():
         raise GrammarError(_complaint(matcher.get_error()))

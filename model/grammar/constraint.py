@@ -39,8 +39,7 @@ def _never() -> Matcher | None:
 
 
 Renew: TypeAlias = Callable[[], Matcher | None]
-"""Function returning a matcher with a fresh lexer, at the beginning of an answer; None if there is
-none."""
+"""Function returning a matcher with a fresh lexer, at an answer's beginning; None without one."""
 
 
 class _Phase(Enum):
@@ -237,8 +236,7 @@ def rule_out(mask: Mask, tokens: Collection[int], kept: Mask | None = None) -> M
 
 
 def keep_only(mask: Mask, tokens: Iterable[int]) -> Mask:
-    """Return the mask limited to these tokens. If the mask has none of them, return the whole
-    mask."""
+    """Return the mask limited to these tokens; the whole mask if it has none of them."""
     kept = np.zeros_like(mask)
     for token in tokens:
         _allow(kept, token)

@@ -30,13 +30,11 @@ class GrammarError(ValueError):
 
 
 class GrammarsUnavailable(RuntimeError):
-    """Error: no grammar can be compiled in this process. The message names the cause and the
-    fix."""
+    """Error: no grammar can be compiled here. The message names the cause and the fix."""
 
 
 class GrammarsBusy(RuntimeError):
-    """Error: the grammar's trial compilation did not end in time. The same request may be sent
-    again."""
+    """Error: the grammar's trial did not end in time. The same request may be sent again."""
 
 
 @dataclass(frozen=True)

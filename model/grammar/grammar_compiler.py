@@ -36,8 +36,7 @@ from .vocabulary import UnfinishedTokens, Vocabulary
 DEFAULT_CACHE_BYTES = 256 << 20
 _LEAST_BYTES = 256 << 10
 _BYTES_A_LETTER = 64
-"""Bytes of memory counted for each character of a grammar's source, if its trial measured less
-memory."""
+"""Bytes counted for each character of a grammar's source, if its trial measured less."""
 
 _THREADS = 2
 _LARGE_VOCABULARY = 1 << 15

@@ -16,10 +16,7 @@ from .ecma_pattern import rust_pattern
 from .grammar import GrammarError
 
 FORMATS = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-        "uri",
-    )
+    (*("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"), "uri")
 )
 """The string formats supported in JSON schemas."""
 MOST_IGNORED_FORMATS = 16
@@ -58,8 +55,7 @@ def ignored_formats(schema: Any) -> tuple[str, ...]:
 
 
 def _schemas_in(keyword: str, value: Any) -> Iterable[Any]:
-    """Return the subschemas in the value of a JSON Schema keyword; none if the keyword has no
-    such."""
+    """Return the subschemas in the value of a JSON Schema keyword; none without any."""
     if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
         return value.values()
     return () if keyword in _WITHOUT_SCHEMAS else (value,)
@@ -351,8 +347,7 @@ def _takes_all(value: Any) -> bool:
 
 
 def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
-    """Return a schema for property names without the keywords true of every name, such as its
-    type."""
+    """Return a schema for property names without keywords true of every name."""
     if not isinstance(schema, Mapping) or schema.get("type", only) != only:
         return schema
     return {

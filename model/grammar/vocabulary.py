@@ -33,8 +33,7 @@ class UnfinishedTokens:
 
     @staticmethod
     def of(tokens: Sequence[bytes]) -> "UnfinishedTokens":
-        """Find and return the tokens ending inside a UTF-8 character. tokens: bytes of each token,
-        by id."""
+        """Return the tokens ending inside a UTF-8 character. tokens: bytes of each, by id."""
         found = {token: _lacking(text) for token, text in enumerate(tokens) if text[-1:] >= b"\x80"}
         lacking = {token: lacks for token, lacks in found.items() if lacks}
         return UnfinishedTokens(len(tokens), lacking)
@@ -85,8 +84,7 @@ def bytes_by_id(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
 
 
 def name_of_bytes(content: bytes) -> str:
-    """Return the name of the token with these bytes in a byte-level vocabulary, such as `Ġis` for `
-    is`."""
+    """Return the token's name in a byte-level vocabulary: `Ġis` for the bytes ` is`."""
     return content.decode("latin-1").translate(_CHARACTER_OF_LATIN)
 
 
@@ -113,8 +111,7 @@ class Vocabulary:
 
     @cached_property
     def unfinished(self) -> UnfinishedTokens:
-        """Return the tokens ending inside a UTF-8 character. The first call takes 50 ms for a large
-        vocabulary."""
+        """Return the tokens ending inside a UTF-8 character. A first call may take 50 ms."""
         return UnfinishedTokens.of(self.tokens)
 
 

@@ -8,13 +8,12 @@ rejected, because no tensor reveals them. Each error names the file, the field a
 transformers 5.24, `models/qwen3_5`.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.model.config_json import ConfigFields, ModelConfigError
+from tasuki.model.config_json import ConfigFields, ModelConfigError, read_json
 
 COLOURS = 3
 """Number of colours in a pixel: red, green, blue."""
@@ -75,7 +74,7 @@ class VisionConfig:
         """Return the tower's shape, read from a folder's config.json; None for a text-only
         checkpoint. Raises ModelConfigError."""
         path = Path(directory) / "config.json"
-        return VisionConfig.from_dict(read_object(path), str(path))
+        return VisionConfig.from_dict(read_json(path), str(path))
 
     @staticmethod
     def from_dict(raw: dict[str, Any], source: str = "config") -> "VisionConfig | None":
@@ -114,7 +113,7 @@ def placeholder_ids(directory: Path | str) -> frozenset[int]:
     ModelConfigError."""
     path = Path(directory) / "config.json"
     try:
-        outer = ConfigFields(read_object(path), str(path))
+        outer = ConfigFields(read_json(path), str(path))
     except ModelConfigError:
         # The reader of the model's shape reports this. A folder of text files alone may be read.
         return frozenset()
@@ -123,21 +122,6 @@ def placeholder_ids(directory: Path | str) -> frozenset[int]:
         if token is not None and (type(token) is not int or token < 0):
             raise outer.error(name, f"is {token!r:.80}", "copy it from the published config")
     return frozenset(token for token in found.values() if token is not None)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ModelConfigError."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelConfigError(
-            f"{path}: cannot be read ({error.strerror}); give a folder in Hugging Face layout"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise ModelConfigError(f"{path}: is not JSON ({error}); fetch the file again") from error
-    if not isinstance(raw, dict):
-        raise ModelConfigError(f"{path}: holds no JSON object; fetch the file again")
-    return raw
 
 
 def _read(outer: ConfigFields, vision: ConfigFields) -> VisionConfig:

@@ -46,16 +46,6 @@ class EncodeFlops:
         """Return the FLOPs to encode a whole picture of `patches` patches."""
         return self.depth * self.block(patches) + patches * (self.patch + self.merger)
 
-    def attention_share(self, patches: int) -> float:
-        """Return the fraction of a picture's FLOPs spent on attention over pairs of patches, 0 to
-        1."""
-        return self.depth * self.quadratic * patches * patches / self.picture(patches)
-
-    def blocks_within(self, flops: float, patches: int) -> int:
-        """Return the number of a picture's blocks fitting into `flops` FLOPs, at most all of the
-        tower's. It is at least 1, so every picture is finished."""
-        return max(1, min(self.depth, int(flops / self.block(patches))))
-
 
 @dataclass(frozen=True)
 class TowerBytes:

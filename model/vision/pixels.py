@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .config import COLOURS
 from .grid import PictureError, PictureGrid
-from .processor import ClipRules, PixelRules, Size
+from .processor import PixelRules, Size
 from .resample import resample
 
 
@@ -48,32 +48,6 @@ def image_patches(image: Tensor, rules: PixelRules) -> PicturePatches:
     return patches_of([resized] * rules.frames, rules)
 
 
-def clip_patches(
-    frames: Sequence[Tensor], rules: PixelRules, clip: ClipRules
-) -> tuple[PicturePatches, ...]:
-    """Resize a clip's sampled frames, and divide them into patches. Return one picture for each
-    group of `rules.frames` frames.
-
-    frames: [height, width, 3] uint8, of equal size. If the last group is not full, the last frame
-    is repeated. Raises PictureError.
-    """
-    if not frames:
-        raise PictureError("a clip has no frames; give one frame or more")
-    for frame in frames:
-        check_image(frame)
-        if frame.shape != frames[0].shape:
-            raise PictureError(
-                f"frames of {list(frames[0].shape)} and {list(frame.shape)} are in one clip; give "
-                "frames of one size"
-            )
-    height, width = frames[0].shape[:2]
-    size = clip.size(len(frames), Size(height, width), rules)
-    resized = [resample(frame, size.height, size.width) for frame in frames]
-    resized += resized[-1:] * (-len(resized) % rules.frames)
-    groups = range(0, len(resized), rules.frames)
-    return tuple(patches_of(resized[at : at + rules.frames], rules) for at in groups)
-
-
 def patches_of(frames: Sequence[Tensor], rules: PixelRules) -> PicturePatches:
     """Divide resized frames [height, width, 3] uint8 into patches, and return these. REQUIRES:
     there are rules.frames frames of equal size, in whole squares of patches."""
@@ -90,10 +64,8 @@ def patches_of(frames: Sequence[Tensor], rules: PixelRules) -> PicturePatches:
 
 def normalised(levels: Tensor, rules: PixelRules) -> Tensor:
     """Return colour levels [patches, values] uint8 as numbers [patches, values] float32 for the
-    tower.
-
-    A number is (level / 255 - mean) / deviation, with the mean and deviation of its colour.
-    """
+    tower. A number is (level / 255 - mean) / deviation, with the mean and deviation of its
+    colour."""
     return looked_up(levels, level_numbers(rules).to(levels.device))
 
 

@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tasuki.model.config_json import ConfigFields, ModelConfigError
+from tasuki.model.config_json import ConfigFields, ModelConfigError, read_json
 
-from .config import COLOURS, VisionConfig, read_object
+from .config import COLOURS, VisionConfig
 from .grid import PictureError, PictureGrid
 
 _MOST_ASPECT = 200
@@ -212,8 +212,7 @@ def _fitted(given: Size, frames: int, counted: int, rules: PixelRules, limits: _
     if counted * found.pixels < limits.least:
         grow = math.sqrt(limits.least / (frames * height * width))
         return Size(
-            math.ceil(height * grow / factor) * factor,
-            math.ceil(width * grow / factor) * factor,
+            math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
         )
     return found
 
@@ -232,11 +231,11 @@ def _found(directory: Path, name: str, within: str) -> ConfigFields | None:
     without both."""
     path = directory / name
     if path.exists():
-        return ConfigFields(read_object(path), str(path))
+        return ConfigFields(read_json(path), str(path))
     joint = directory / "processor_config.json"
     if not joint.exists():
         return None
-    return ConfigFields(read_object(joint), str(joint)).object(within)
+    return ConfigFields(read_json(joint), str(joint)).object(within)
 
 
 def _check_shape(fields: ConfigFields, config: VisionConfig) -> None:

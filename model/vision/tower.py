@@ -92,11 +92,6 @@ class Encode:
         self._cos, self._sin = moved(cos, hidden.device), moved(sin, hidden.device)
 
     @property
-    def next_block(self) -> int:
-        """Return the index of the next block to run, equal to the number of blocks run so far."""
-        return self._next
-
-    @property
     def blocks_left(self) -> int:
         return self._tower.config.depth - self._next
 

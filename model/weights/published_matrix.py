@@ -206,12 +206,7 @@ class PublishedMatrix:
         return slice(first, first + 1)
 
     def _cut(
-        self,
-        part: Part,
-        scale: str,
-        block: tuple[int, int],
-        grid: tuple[int, int],
-        kind: Kind,
+        self, part: Part, scale: str, block: tuple[int, int], grid: tuple[int, int], kind: Kind
     ) -> tuple[Part, Part]:
         """Return the parts to read of the values and of the scales. Raises BlockCut if a block with
         one scale would be cut. Rows under a scale of the whole tensor may be divided: each part

@@ -24,11 +24,10 @@ from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.speculation.draft_limit import FixedLimit, StepShape
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import TINY, submit
 from tests.harness.model_shapes import MOE
-from tests.harness.qwen35 import published_or_folder
+from tests.harness.qwen35 import config_of, published_or_folder
 
 TINY_FLAGS = ["--device", "cpu", "--dtype", "float32", "--arena-mib", "16"]
 

@@ -210,11 +210,11 @@ def test_a_window_outside_the_arena_is_refused() -> None:
     layers = len(TINY.layers)
     for header in (ChunkHeader(0, 0, layers + 1, 0, 0, False), ChunkHeader(0, 0, 99, 0, 1, True)):
         with pytest.raises(IndexError, match="layers"):
-            digester.digest(1, 1, header, (), None)
+            digester.digest_all([ArenaChunk(1, 1, header, (), None)])
     inside = ChunkHeader(0, 0, layers, 0, 1, True)
     for pages, slot in (((TINY.blocks_per_slab,), 0), ((0,), 1)):
         with pytest.raises(IndexError, match="row"):
-            digester.digest(1, 1, inside, pages, slot)
+            digester.digest_all([ArenaChunk(1, 1, inside, pages, slot)])
 
 
 def test_no_row_of_a_window_is_longer_than_the_arenas_longest_unit() -> None:

@@ -24,7 +24,6 @@ from tasuki.client.session import Client
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.assembly.parts import with_context
 from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.named_checkpoints import HubError, embedded_model, hub_checkpoint, is_hub_name
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.server.bind import BindError
@@ -37,6 +36,7 @@ from tests.harness.daemons import Node, flags
 from tests.harness.grpc_fixtures import running_front
 from tests.harness.http_calls import fetched
 from tests.harness.programs import error_line, exit_status
+from tests.harness.qwen35 import load_config
 from tests.harness.running_nodes import running
 
 GIB = 2**30

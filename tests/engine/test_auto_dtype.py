@@ -9,13 +9,12 @@ from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.tiers.disk.disk_memory import disk_memory
 from tasuki.engine.tiers.store import contract_digest, folder_of
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.pycache.layout import CacheLayout
 from tasuki.server.daemon.startup import log_loading
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
 from tasuki.utils.system import has_bf16_units
 from tests.harness.model_shapes import dense_raw
-from tests.harness.qwen35 import published_or_folder
+from tests.harness.qwen35 import config_of, published_or_folder
 
 X86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu vme {units} avx2\nbugs\t\t:\n"
 ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd {units} sve\n"

@@ -10,12 +10,11 @@ from tasuki.cli import main as cli
 from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, arena_slabs, max_batch
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.pycache.layout import CacheLayout
 from tasuki.server.daemon.serve_config import GPUS
 from tasuki.utils.options import Auto
 from tests.harness.engines import TINY, Lone, engine_config, prompt, tiny_parts
-from tests.harness.qwen35 import published_or_folder
+from tests.harness.qwen35 import config_of, published_or_folder
 
 NINE = published_or_folder("9b")
 H100 = GPUS["h100"] * MIB

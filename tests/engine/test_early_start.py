@@ -16,7 +16,6 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.roles.early_steps import EarlySteps
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.families.qwen3_5.weights import random_weights
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -34,6 +33,7 @@ from tests.harness.engine_pair import (
     with_early_head,
 )
 from tests.harness.engines import TINY, alone, prompt, submit, tiny_parts
+from tests.harness.qwen35 import config_of
 from tests.harness.waiting import HANG_SECONDS, until
 
 NAME = "r"

@@ -20,7 +20,6 @@ from tasuki.model.costs import ShapesOnly, WeightSizes
 from tasuki.model.families.qwen3_5.costs import weight_sizes
 from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
 from tasuki.model.families.qwen3_5.published import PUBLISHED
-from tasuki.model.families.qwen3_5.reader import config_of, load_config
 from tasuki.model.families.qwen3_5.weights import ModelWeights, assemble, random_weights
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
@@ -37,7 +36,7 @@ from tasuki.server.daemon.serve_config import GPUS
 from tests.harness.engines import TINY, tiny_parts
 from tests.harness.goldens import BESIDE, QUANTISED, reference_dir
 from tests.harness.model_shapes import MOE, dense_raw
-from tests.harness.qwen35 import published_or_folder
+from tests.harness.qwen35 import config_of, load_config, published_or_folder
 
 H200 = GPUS["h200"] * MIB
 NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")

@@ -13,7 +13,6 @@ from tasuki.engine.assembly.memory_plan import MemoryPlan
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.forward_plan import ForwardPlan, PlanError, ScoredRow, decode_plan
 from tasuki.engine.intake import MAX_PROMPT_SCORES, Intake
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.forward import Batch
 from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.ops.sampling.prompt_scores import SCORED_ROWS, PromptScores, score_rows
@@ -30,6 +29,7 @@ from tests.harness.goldens import (
     load_model,
     logits_of,
 )
+from tests.harness.qwen35 import config_of
 
 
 def scores(engine: Lone, name: str) -> PromptScores:

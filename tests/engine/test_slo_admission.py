@@ -17,12 +17,12 @@ from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.arena import Arena
 from tasuki.transfer.chunks.chunk import StepCounter
 from tests.harness.covering import slow_behind
 from tests.harness.engines import Lone
+from tests.harness.qwen35 import config_of
 from tests.harness.waiting import ManualClock
 
 

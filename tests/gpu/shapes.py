@@ -10,12 +10,12 @@ from tasuki.bench.measure.rig import made_up_vocabulary
 from tasuki.engine.assembly.parts import EngineParts, build_arena
 from tasuki.engine.config import EngineConfig
 from tasuki.model.families.loading import build_model
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.weights.source import RandomSource
 from tasuki.pycache._cpp_cache import StepCounter
 from tests.harness import model_shapes
 from tests.harness.engines import GrammarsAtOnce
+from tests.harness.qwen35 import config_of
 
 VOCAB = 1000
 

@@ -12,7 +12,6 @@ import torch
 from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.roles.early_steps import EarlyStep, EarlySteps
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, NullHooks, SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -21,7 +20,7 @@ from tasuki.transfer.receiving.incoming_transfer import LayerBarrier
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import MODELS, Request, Workspace, golden, model_cases, reference_dir
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 from tests.harness.scripted_drafts import assert_kept_as_by_one_forward, entries
 
 GOLDENS = [case for case in model_cases("mtp_last_logits") if case[0] in MODELS]

@@ -15,7 +15,6 @@ import torch
 from tasuki.engine.assembly.parts import EngineParts, build_arena
 from tasuki.engine.config import EngineConfig
 from tasuki.model.families.loading import build_model
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
@@ -25,6 +24,7 @@ from tests.gpu.one_sequence import LENGTH, TOKENS, OneSequence, divergence
 from tests.gpu.shapes import dense_raw, moe_raw
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import OWN_MODELS, QUANTISED, cases_of, reference_dir
+from tests.harness.qwen35 import config_of
 
 # The library's products in blocks need 512 columns or more.
 WIDER = {"hidden_size": 512, "intermediate_size": 1024}

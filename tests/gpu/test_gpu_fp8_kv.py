@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tasuki.model.families.loading import build_model
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.attention.page_rows import fp8_views
@@ -36,7 +35,7 @@ from tests.harness.goldens import (
     logits_of,
     reference_dir,
 )
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 
 MOST_KL = 0.01
 TEXT = (

@@ -22,7 +22,6 @@ from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.engine import Engine
 from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.families.qwen3_5.weights import random_weights
 from tasuki.model.grammar.grammar import Grammar
@@ -36,6 +35,7 @@ from tasuki.pycache.packed import TreeNode
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.sending.sender import Sender
+from tests.harness.qwen35 import config_of
 from tests.harness.waiting import HANG_SECONDS
 
 Kind = TypeVar("Kind")

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 
 OWN = Path(__file__).resolve().parents[1] / "golden_models"
 BESIDE = Path(__file__).resolve().parents[3] / "shared" / "reference"

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.families.qwen3_5.weights import random_weights
+from tests.harness.qwen35 import config_of
 
 
 def dense_raw() -> dict[str, Any]:

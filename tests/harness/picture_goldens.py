@@ -15,14 +15,13 @@ from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchOperators, TorchPlan
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, one_rank
 from tasuki.model.ops.attention.rope import RotaryAngles
 from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.picture_file import PictureBounds, decode
-from tasuki.model.vision.pixels import PicturePatches, clip_patches, image_patches
+from tasuki.model.vision.pixels import PicturePatches, image_patches
 from tasuki.model.vision.processor import ClipRules, PixelRules
 from tasuki.model.vision.prompt_positions import (
     PictureKind,
@@ -33,8 +32,9 @@ from tasuki.model.vision.prompt_positions import (
 )
 from tasuki.model.vision.tower import VisionTower
 from tasuki.model.vision.weights import load_tower_weights
+from tests.harness.clip_frames import clip_patches
 from tests.harness.goldens import BESIDE
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 
 NAMES = ("vision-dense", "vision-dense-d128", "vision-moe")
 needs_goldens = pytest.mark.skipif(

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tasuki.cli import demo as demo_script
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.weights.matrix import WHOLE, Part
 from tasuki.model.weights.source import RandomSource
+from tests.harness.qwen35 import config_of
 
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _VOCABULARY = 1024

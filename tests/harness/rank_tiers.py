@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 
 from tasuki.engine import messages as m
-from tasuki.model.families.qwen3_5.reader import load_config
 from tests.harness.engines import Lone, prompt
 from tests.harness.goldens import reference_dir
+from tests.harness.qwen35 import load_config
 from tests.harness.rank_engines import rank_engine
 
 _MODEL = "tp4-dense"

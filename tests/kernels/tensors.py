@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.families.qwen3_5.reader import config_of
+from tests.harness.qwen35 import config_of
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 

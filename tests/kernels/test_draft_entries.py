@@ -18,7 +18,6 @@ from tasuki.model.backends.triton_entries import (
     fold_carry,
 )
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.families.qwen3_5.reader import config_of, load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.forward import Batch, FoldRows, SequenceSlice
@@ -43,7 +42,7 @@ from tests.harness.goldens import (
     model_cases,
     reference_dir,
 )
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import config_of, load_config, load_weights
 
 from .tensors import DTYPE_NAMES, close
 
@@ -182,7 +181,7 @@ def test_runs_equal_the_cpu_path(
     places = case.places(len(hidden))
     carry = PromptCarry.of(case.batch, device)
     rotary = rotary_cache(case.config, 128, device)
-    entries = PromptEntries(case.config, rotary, places, carry, linear)
+    entries = PromptEntries(case.config, rotary, places, carry.read_slots, linear, carry)
     case.write(entries, case.batch.token_ids, hidden.to(device))
     entries.carry_over(hidden.to(device), case.arena.views("carry")[0])
     case.oracle(hidden)
@@ -283,7 +282,9 @@ def test_a_token_alone_gets_the_same_entry_as_among_others(device: torch.device)
     hidden = torch.randn(len(tokens), WIDTH)
     rotary = rotary_cache(case.config, 128, device)
     carry = PromptCarry.of(case.batch, device)
-    entries = PromptEntries(case.config, rotary, case.places(len(tokens)), carry, linear)
+    entries = PromptEntries(
+        case.config, rotary, case.places(len(tokens)), carry.read_slots, linear, carry
+    )
     case.write(entries, case.batch.token_ids, hidden.to(device))
     entries.carry_over(hidden.to(device), case.arena.views("carry")[0])
     slots = [0, 1]
@@ -334,7 +335,8 @@ def test_the_guess_after_a_prompt_is_the_goldens(
             torch.tensor([len(piece)]),
         )
         places = TokenPlaces(*(table.int().to(device) for table in tables))
-        entries = PromptEntries(config, rotary, places, PromptCarry.of(batch, device), linear)
+        carry = PromptCarry.of(batch, device)
+        entries = PromptEntries(config, rotary, places, carry.read_slots, linear, carry)
         some = hidden[start : start + CHUNK].to(device)
         tokens = batch.token_ids.to(device)
         entries.write(

@@ -11,7 +11,6 @@ from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.backends.triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.drafts import DraftStart, draft_tokens
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.forward import DecodeBatch, one_rank
@@ -27,6 +26,7 @@ from tasuki.model.ops.sampling.sample import Draws, sample
 from tasuki.model.weights.source import RandomSource
 from tasuki.pycache.arena import Arena
 from tests.harness import model_shapes
+from tests.harness.qwen35 import config_of
 
 from .tensors import close, count
 

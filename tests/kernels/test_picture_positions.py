@@ -171,8 +171,7 @@ def test_entries_take_the_rows_of_pictures(
     plan = PrefillPlan.of(case.batch, case.config, dtype, device, axes.int().to(device))
     rotary = rotary_cache(case.config, 128, device)
     operators = TritonPrefill(case.config, plan, rotary, None, one_rank)  # type: ignore[arg-type]
-    own = operators.entries()
-    own._product = linear
+    own = replace(operators.entries(), product=linear)
     weights, embedding = on_device(case.weights, device), case.embedding.to(device)
     tokens = case.batch.token_ids.to(device)
     own.write(

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from tasuki.model.config_json import ModelConfigError
 from tasuki.model.drafts import NoDraftLayer
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.families.registry import with_draft_layer
 from tasuki.model.forward import Batch, SequenceSlice
@@ -31,7 +30,7 @@ from tests.harness.goldens import (
     model_cases,
     reference_dir,
 )
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 
 CASES = model_cases("mtp_last_logits")
 PROMPT = golden("small-dense", "long").prompt

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
@@ -19,7 +18,7 @@ from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 
 FOLDER = embedded_model()
 RECORD: dict[str, Any] = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))

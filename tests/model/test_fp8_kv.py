@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
@@ -24,7 +23,7 @@ from tasuki.transfer.precision.wire_layout import RowFormat, WireError, WireUnit
 from tasuki.transfer.settings import Precision, WirePrecision
 from tests.harness.goldens import Request, Workspace, final_hidden, golden, load_model, logits_of
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
-from tests.harness.qwen35 import load_weights, published_or_folder
+from tests.harness.qwen35 import load_config, load_weights, published_or_folder
 
 MOST_KL = 0.01
 """Nats a token on a trained model; the same bound as for the published quantisations."""

@@ -5,8 +5,8 @@ import json
 import pytest
 from safetensors import safe_open
 
-from tasuki.model.families.qwen3_5.reader import load_config
 from tests.harness.goldens import OWN, OWN_MODELS, model_cases, reference_dir
+from tests.harness.qwen35 import load_config
 
 MOST_BYTES = 4 * 2**20
 

@@ -10,14 +10,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 from tasuki.model.weights.matrix import WHOLE, Part
 from tasuki.model.weights.safetensors_files import SafetensorsFile
 from tasuki.model.weights.source import RandomSource
 from tests.harness.model_shapes import moe_raw
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import config_of, load_weights
 
 LAYERS, EXPERTS = 40, 256
 CONFIG = replace(

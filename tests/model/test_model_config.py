@@ -10,9 +10,9 @@ import pytest
 
 from tasuki.model.config import DenseShape, MoeShape
 from tasuki.model.config_json import ModelConfigError, QuantizationConfig
-from tasuki.model.families.qwen3_5.reader import config_of, load_config
 from tasuki.model.layer_kind import LayerKind
 from tests.harness.model_shapes import DENSE, MOE, dense_raw, moe_raw
+from tests.harness.qwen35 import config_of, load_config
 
 GDN, FULL = LayerKind.GDN, LayerKind.FULL
 

@@ -15,13 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tasuki.model.config_json import ModelConfigError
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.weights import ModelWeights
 from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 from tasuki.model.weights.matrix import WeightsError
 from tasuki.model.weights.safetensors_folder import UnservedKind, check_kernels
 from tests.harness.goldens import reference_dir
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 
 FILE = "model.safetensors"
 MLP = "model.language_model.layers.0.mlp."

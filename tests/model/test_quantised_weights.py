@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tasuki.cli import main as cli
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.families.qwen3_5.weights import ModelWeights
 from tasuki.model.forward import Batch
@@ -28,7 +27,7 @@ from tasuki.model.weights.quantised_segments import Fp8
 from tasuki.model.weights.safetensors_files import SafetensorsFile, StoredTensors
 from tasuki.model.weights.safetensors_folder import Checkpoint, weights_digest
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of, reference_dir
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 
 # Quantised checkpoints dequantised by the formats' definitions, a code at a time, without the
 # tested code: numpy in float32, and decoders written from the bits.

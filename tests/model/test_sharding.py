@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import DeltaNetConfig, MoeShape
-from tasuki.model.families.qwen3_5.cuts import (
-    Qwen35Cuts,
-    cut_of,
-    fitting_sizes,
-    is_elsewhere,
-    part_of,
-)
+from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
 from tasuki.model.families.qwen3_5.published import PUBLISHED
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 from tasuki.model.weights.layers import MoeWeights, tensors
@@ -29,7 +22,7 @@ from tasuki.pycache.parts import share
 from tests.harness.covering import slow_behind
 from tests.harness.goldens import MODELS, QUANTISED, reference_dir
 from tests.harness.model_shapes import DENSE, MOE, moe_raw
-from tests.harness.qwen35 import load_weights, published_or_folder
+from tests.harness.qwen35 import load_config, load_weights, published_or_folder
 from tests.harness.random_checkpoint import write_random_weights
 
 SIZES = (1, 2, 4, 8)
@@ -98,15 +91,19 @@ def test_ranks_have_each_element_of_each_weight_once(
         # It asks for the rank's own shapes; a cut with another shape is rejected.
         asked = Shapes(fused)
         own = ShardedSource(asked, Qwen35Cuts(config), shards[-1])
-        assemble(part_of(config, shards[-1]), own, torch.float32, "meta")
+        assemble(Qwen35Cuts(config).part(shards[-1]), own, torch.float32, "meta")
         assert asked.shapes.items() <= whole.shapes.items()
         assert {
-            weight for weight in whole.shapes if not is_elsewhere(config, shards[-1], weight)
+            weight
+            for weight in whole.shapes
+            if not Qwen35Cuts(config).is_elsewhere(shards[-1], weight)
         } == {*asked.shapes}
         kinds: set[str] = set()
         for weight, shape in whole.shapes.items():
-            having = [shard for shard in shards if not is_elsewhere(config, shard, weight)]
-            cuts = [cut for shard in having if (cut := cut_of(config, shard, weight))]
+            having = [
+                shard for shard in shards if not Qwen35Cuts(config).is_elsewhere(shard, weight)
+            ]
+            cuts = [cut for shard in having if (cut := Qwen35Cuts(config).cut(shard, weight))]
             if not cuts:
                 one_expert = experts is EXPERT and ".experts." in weight
                 assert len(having) == (1 if one_expert else ranks), weight
@@ -137,18 +134,18 @@ def test_heads_stay_with_what_belongs_to_them(name: str, ranks: int) -> None:
         shard = Shard(rank, ranks)
         keys, values = shard.of(config.key_heads), shard.of(config.value_heads)
         queries, kv = shard.of(config.query_heads), shard.of(config.kv_heads)
-        part = part_of(config, shard)
+        part = Qwen35Cuts(config).part(shard)
         for local, value in enumerate(values):
             key = value // (config.value_heads // config.key_heads)
             assert keys[local // (part.value_heads // part.key_heads)] == key
         for local, query in enumerate(queries):
             head = query // (config.query_heads // config.kv_heads)
             assert kv[local // (part.query_heads // part.kv_heads)] == head
-        rows = cut_of(config, shard, "layers.1.self_attn.q_proj.weight")
+        rows = Qwen35Cuts(config).cut(shard, "layers.1.self_attn.q_proj.weight")
         assert rows is not None
         width = 2 * config.head_dim
         assert rows.spans == (range(queries.start * width, queries.stop * width),)
-        q, k, v = cut_of(config, shard, "layers.0.linear_attn.conv1d.weight").spans  # type: ignore[union-attr]
+        q, k, v = Qwen35Cuts(config).cut(shard, "layers.0.linear_attn.conv1d.weight").spans  # type: ignore[union-attr]
         border = config.key_heads * config.key_dim
         assert (q.start, k.start) == (keys.start * 128, border + keys.start * 128)
         assert (v.start, len(v)) == (2 * border + values.start * 128, len(values) * 128)
@@ -166,40 +163,50 @@ def test_heads_stay_with_what_belongs_to_them(name: str, ranks: int) -> None:
 )
 def test_sizes_that_fit(name: str, sizes: list[int], by_expert: list[int] | None) -> None:
     config = published_or_folder(name)
-    assert fitting_sizes(config, WIDTH) == sizes
+    assert Qwen35Cuts(config).fitting_sizes(WIDTH) == sizes
     if by_expert is not None:
-        assert fitting_sizes(config, EXPERT) == by_expert
+        assert Qwen35Cuts(config).fitting_sizes(EXPERT) == by_expert
 
 
 def test_a_refused_size_names_those_that_would_do() -> None:
     with pytest.raises(UnfitSize, match=r"3 ranks: it has 16 query heads; .* one of 1, 2, 4, 8, 1"):
-        part_of(published_or_folder("9b"), Shard(0, 3))
+        Qwen35Cuts(published_or_folder("9b")).part(Shard(0, 3))
     with pytest.raises(UnfitSize, match=r"16 ranks: it has 24 query heads; .* one of 1, 2, 4, 8$"):
-        part_of(published_or_folder("27b"), Shard(0, 16))
+        Qwen35Cuts(published_or_folder("27b")).part(Shard(0, 16))
     odd = replace(MOE, feed_forward=MoeShape(6, 2, 21, 28))
     with pytest.raises(
         UnfitSize, match=r"columns of an expert; .* 1, or these with --expert-p.*1, 2"
     ):
-        part_of(odd, Shard(0, 2))
-    assert part_of(odd, Shard(1, 2, EXPERT)).feed_forward == MoeShape(6, 2, 21, 14, range(3, 6))
+        Qwen35Cuts(odd).part(Shard(0, 2))
+    assert Qwen35Cuts(odd).part(Shard(1, 2, EXPERT)).feed_forward == MoeShape(
+        6, 2, 21, 14, range(3, 6)
+    )
     uneven = replace(DENSE, kv_heads=4, query_heads=12, key_heads=6, value_heads=6)
     uneven = replace(uneven, feed_forward=replace(uneven.feed_forward, intermediate=72))
     with pytest.raises(UnfitSize, match="4 heads of keys and values"):
-        part_of(uneven, Shard(0, 6))
+        Qwen35Cuts(uneven).part(Shard(0, 6))
 
 
 def test_a_dense_model_has_no_experts_to_share_out() -> None:
     with pytest.raises(UnfitSize, match="no experts to share out: leave --expert-parallel out"):
-        part_of(published_or_folder("9b"), Shard(0, 2, EXPERT))
+        Qwen35Cuts(published_or_folder("9b")).part(Shard(0, 2, EXPERT))
 
 
 def test_a_head_is_cut_between_what_shares_a_scale_or_not_at_all() -> None:
     config = published_or_folder("9b")
     heads = [replace(config, head_block=block) for block in (1, 128)]
-    assert [part_of(head, Shard(1, 4)).head_rows for head in heads] == [range(62080, 124160)] * 2
-    assert [part_of(head, Shard(1, 8)).head_rows for head in heads] == [range(31040, 62080), None]
+    assert [Qwen35Cuts(head).part(Shard(1, 4)).head_rows for head in heads] == [
+        range(62080, 124160)
+    ] * 2
+    assert [Qwen35Cuts(head).part(Shard(1, 8)).head_rows for head in heads] == [
+        range(31040, 62080),
+        None,
+    ]
     name = "lm_head.weight"
-    assert cut_of(heads[0], Shard(1, 8), name) and cut_of(heads[1], Shard(1, 8), name) is None
+    assert (
+        Qwen35Cuts(heads[0]).cut(Shard(1, 8), name)
+        and Qwen35Cuts(heads[1]).cut(Shard(1, 8), name) is None
+    )
 
 
 def test_a_share_is_even_or_a_copy() -> None:
@@ -218,7 +225,7 @@ def test_a_share_is_even_or_a_copy() -> None:
 
 def test_what_nobody_knows_how_to_cut_is_refused() -> None:
     with pytest.raises(WeightsError, match=r"layers\.0\.self_attn\.sinks is of no kind"):
-        cut_of(DENSE, Shard(0, 2), "layers.0.self_attn.sinks")
+        Qwen35Cuts(DENSE).cut(Shard(0, 2), "layers.0.self_attn.sinks")
 
 
 def values(weights: object) -> list[Tensor]:
@@ -250,7 +257,7 @@ def test_a_rank_reads_what_the_whole_has_there(name: str, ranks: int, experts: E
         def matrix(
             self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
         ) -> Matrix:
-            cut = cut_of(config, shard, name)
+            cut = Qwen35Cuts(config).cut(shard, name)
             if cut is None:
                 return Matrix.of(files.read(name, shape, dtype))
             whole = files.read(name, cut.whole(shape), dtype)
@@ -260,7 +267,9 @@ def test_a_rank_reads_what_the_whole_has_there(name: str, ranks: int, experts: E
         for rank in range(ranks):
             shard = Shard(rank, ranks, experts)
             want = assemble(
-                part_of(config, shard), Dequantised(files, Qwen35Cuts(config), shard), float32
+                Qwen35Cuts(config).part(shard),
+                Dequantised(files, Qwen35Cuts(config), shard),
+                float32,
             )
             got = load_weights(folder, config, float32, shard=shard)
             for left, right in zip(got.layers, want.layers, strict=True):

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.config_json import ModelConfigError
-from tasuki.model.families.qwen3_5.reader import config_of
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.ops.attention.rope import RotaryAngles, rotary_cache, rotary_cache_bytes
 from tests.harness.goldens import Workspace, final_hidden, logits_of, reference_dir
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import config_of, load_weights
 
 FOLDER = reference_dir("small-dense")
 GOLDEN = json.loads((FOLDER / "stretched.json").read_text())

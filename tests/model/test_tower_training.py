@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, NullHooks, RowSpan, SequenceSlice
 from tasuki.model.named_checkpoints import embedded_model
@@ -26,7 +25,7 @@ from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.rendering.chat_template import ChatTemplate
 from tasuki.server.text.tokenizer import Tokenizer
 from tests.harness.goldens import Request, Workspace
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 from tools.embedded.tower.attempt import answer_logits, mean_loss
 from tools.embedded.tower.dialogue import (
     IGNORED,

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.families.qwen3_5.cuts import part_of
-from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.weights.shard import ExpertCut, Shard
 from tests.harness.goldens import (
@@ -26,7 +25,7 @@ from tests.harness.goldens import (
     load_model,
     reference_dir,
 )
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 from tests.harness.waiting import HANG_SECONDS
 
 # Ranks as threads of one process: their exchange, and a model for each.
@@ -81,7 +80,7 @@ def rank_models(
     for rank in range(ranks):
         shard = Shard(rank, ranks, experts)
         weights = load_weights(folder, config, dtype, shard=shard)
-        part = part_of(config, shard)
+        part = Qwen35Cuts(config).part(shard)
         backend = TorchBackend(part, exchange.sum_of(rank))
         models.append(Qwen35Model(part, weights, backend, exchange.gather_of(rank)))
     return exchange, models

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tasuki.engine.pictures.placed import PictureShape, PlacedPictures, placed_pictures
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, RowSpan, SequenceSlice
 from tasuki.model.vision.pixels import PicturePatches
@@ -20,7 +19,7 @@ from tasuki.model.vision.prompt_positions import rotary_axes
 from tests.harness.goldens import BESIDE, Request, Workspace
 from tests.harness.picture_goldens import PictureModel, needs_goldens
 from tests.harness.picture_prompts import golden_case, golden_submit
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 
 WITH_DRAFTS = ("vision-dense", "vision-moe")
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.vision.grid import PictureError
-from tasuki.model.vision.pixels import clip_patches, image_patches, normalised, patches_of
+from tasuki.model.vision.pixels import image_patches, normalised, patches_of
 from tasuki.model.vision.processor import ClipRules, PixelRules, Size
-from tasuki.model.vision.reference import patch_places
 from tasuki.model.vision.resample import resample, rows_first
+from tests.harness.clip_frames import clip_patches
 from tests.harness.picture_goldens import GoldenItem, PictureModel, golden_cases, needs_goldens
+from tests.model.vision_twin import patch_places
 
 PUBLISHED = PixelRules(16, 2, 2, 65536, 16777216, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 SMALL = PixelRules(3, 2, 2, 36, 3600, (0.5, 0.25, 0.75), (0.5, 0.25, 0.125))

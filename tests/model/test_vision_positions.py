@@ -17,10 +17,10 @@ from tasuki.model.vision.prompt_positions import (
     prompt_positions,
     rotary_axes,
 )
-from tasuki.model.vision.reference import reference_positions
 from tests.harness.covering import slow_behind
 from tests.harness.goldens import Request, Workspace
 from tests.harness.picture_goldens import PictureModel, golden_cases, model_of, needs_goldens
+from tests.model.vision_twin import reference_positions
 
 IDS = PictureTokens(start=90, end=91, image=92, video=93)
 TEXT = st.integers(0, 89)

@@ -14,13 +14,13 @@ from tasuki.model.vision.costs import EncodeFlops, TowerBytes, rows_bytes
 from tasuki.model.vision.grid import PictureError, PictureGrid, PositionTaps
 from tasuki.model.vision.pixels import PicturePatches, normalised
 from tasuki.model.vision.processor import PixelRules
-from tasuki.model.vision.reference import patch_places, reference_rows
 from tasuki.model.vision.tower import MLP_ROWS, VisionTower
 from tasuki.model.vision.weights import TowerFiles, assemble_tower, has_tower, load_tower_weights
 from tasuki.model.weights.matrix import WHOLE, Part, WeightsError
 from tasuki.model.weights.source import PlainSource
 from tests.harness.goldens import BESIDE
 from tests.harness.picture_goldens import NAMES, PictureModel, golden_cases, needs_goldens
+from tests.model.vision_twin import patch_places, reference_rows
 
 TOKENS = PictureTokens(start=5, end=6, image=7, video=8)
 SMALL = VisionConfig(
@@ -145,7 +145,7 @@ def test_rows_keep_their_bits_however_blocks_are_cut(cut: tuple[int, ...]) -> No
     for blocks in cut:
         encode.run(blocks)
         beside.run(1)
-    assert encode.blocks_left == 0 and encode.next_block == SMALL.depth
+    assert encode.blocks_left == 0
     assert torch.equal(encode.rows(), whole)
 
 
@@ -277,13 +277,8 @@ def test_published_towers_have_their_sizes(size: str, millions: float, tensors: 
 def test_flops_of_published_towers(pixels: int, tera: float, share: float) -> None:
     flops, patches = EncodeFlops.of(published("9b")), pixels // 256
     assert flops.picture(patches) / 1e12 == pytest.approx(tera, rel=0.04)
-    assert flops.attention_share(patches) == pytest.approx(share, abs=0.01)
-
-
-def test_blocks_within_a_budget() -> None:
-    flops = EncodeFlops.of(published("9b"))
-    block = flops.block(4096)
-    assert [flops.blocks_within(block * n, 4096) for n in (0, 0.5, 1, 3.5, 99)] == [1, 1, 1, 3, 27]
+    attention = flops.depth * flops.quadratic * patches * patches
+    assert attention / flops.picture(patches) == pytest.approx(share, abs=0.01)
 
 
 def test_bytes_of_an_encode_grow_with_the_picture() -> None:

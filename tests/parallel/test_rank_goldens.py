@@ -9,14 +9,14 @@ from safetensors.torch import load_file, save_file
 
 from tasuki.model.config import MoeShape
 from tasuki.model.families.loading import head_block
-from tasuki.model.families.qwen3_5.cuts import fitting_sizes
-from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.quantise.checkpoint import fp8_block
 from tasuki.model.weights.shard import ExpertCut
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import BESIDE, MODELS, OWN_MODELS, QUANTISED, reference_dir
 from tests.harness.model_shapes import dense_raw, moe_raw
+from tests.harness.qwen35 import load_config
 from tests.harness.random_checkpoint import write_random_model, write_random_weights
 from tests.harness.rank_engines import rank_engine
 from tests.harness.rank_play import as_goldens_have_it, constrained, play
@@ -34,7 +34,7 @@ SETTINGS = [
     for config in [load_config(reference_dir(name))]
     for cut in ExpertCut
     if cut is ExpertCut.BY_WIDTH or isinstance(config.feed_forward, MoeShape)
-    for ranks in fitting_sizes(config, cut)
+    for ranks in Qwen35Cuts(config).fitting_sizes(cut)
     if ranks in (2, 4)
 ]
 QUICK = [

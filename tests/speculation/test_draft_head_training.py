@@ -8,11 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.forward import Batch, SequenceSlice
 from tests.harness.goldens import Request, Workspace, final_hidden, golden, reference_dir
-from tests.harness.qwen35 import load_weights
+from tests.harness.qwen35 import load_config, load_weights
 from tools.embedded.draft_head import Batch as Texts
 from tools.embedded.draft_head import DraftHead, loss, scores
 from tools.training.checkpoint import DRAFT_HEAD, DRAFT_RECORD, add_draft_head

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tasuki.model.families.qwen3_5.cuts import part_of
+from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
 from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.model.layer_kind import LayerKind
 from tasuki.model.weights.shard import Shard
@@ -122,7 +122,11 @@ def test_a_ranks_layout_is_that_of_its_weights(name: str, ranks: int) -> None:
     config = published_or_folder(name)
     whole = config.cache_layout("bfloat16", "bfloat16", "float32")
     for rank in range(ranks):
-        part = part_of(config, Shard(rank, ranks)).cache_layout("bfloat16", "bfloat16", "float32")
+        part = (
+            Qwen35Cuts(config)
+            .part(Shard(rank, ranks))
+            .cache_layout("bfloat16", "bfloat16", "float32")
+        )
         assert rank_layout(whole, ranks, rank) == part
         # An id then means the same on all ranks.
         assert part == rank_layout(whole, ranks, 0)

@@ -25,7 +25,7 @@ from tasuki.transfer.chunks.descriptors import (
     layer_bytes,
     merge_segments,
 )
-from tasuki.transfer.chunks.digest import ChunkDigester, splitmix64, word_keys
+from tasuki.transfer.chunks.digest import ArenaChunk, ChunkDigester, splitmix64, word_keys
 from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.errors import ChunkPlanError, OutOfBounds
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, Difference
@@ -133,7 +133,7 @@ def naive_digest(
     transfer_id: int,
     generation: int,
     header: ChunkHeader,
-    pages: list[int],
+    pages: tuple[int, ...],
     slot: int | None,
 ) -> int:
     """Return the digest by its definition, a word at a time."""
@@ -180,18 +180,18 @@ def test_digest_equals_its_naive_twin_and_tells_place_room_and_generation() -> N
     a, b, c = 2 * base, 2 * base + 1, 4 * base
     header = ChunkHeader(0, 2, 5, 7, 3, True)
     chunks = [
-        (9, 4, header, [a, b, c], 1),
-        (9, 4, header, [b, a, c], 1),
-        (9, 5, header, [a, b, c], 1),
-        (8, 4, header, [a, b, c], 1),
-        (9, 4, header, [a, b, c], 3),
-        (9, 4, replace(header, first_page=8), [a, b, c], 1),
-        (9, 4, replace(header, first_layer=1), [a, b, c], 1),
-        (9, 4, replace(header, first_layer=0, end_layer=9), [a, b, c], 1),
-        (9, 4, replace(header, first_layer=8, end_layer=9), [a, b, c], 1),
-        (9, 4, replace(header, first_layer=8, end_layer=9, carries_state=False), [a], None),
+        (9, 4, header, (a, b, c), 1),
+        (9, 4, header, (b, a, c), 1),
+        (9, 5, header, (a, b, c), 1),
+        (8, 4, header, (a, b, c), 1),
+        (9, 4, header, (a, b, c), 3),
+        (9, 4, replace(header, first_page=8), (a, b, c), 1),
+        (9, 4, replace(header, first_layer=1), (a, b, c), 1),
+        (9, 4, replace(header, first_layer=0, end_layer=9), (a, b, c), 1),
+        (9, 4, replace(header, first_layer=8, end_layer=9), (a, b, c), 1),
+        (9, 4, replace(header, first_layer=8, end_layer=9, carries_state=False), (a,), None),
     ]
-    digests = [digester.digest(*chunk) for chunk in chunks]
+    digests = digester.digest_all([ArenaChunk(*chunk) for chunk in chunks])
     assert digests == [naive_digest(memory.tobytes(), *chunk) for chunk in chunks]
     assert len(set(digests)) == len(chunks)
 
@@ -210,7 +210,7 @@ def test_digest_is_fast_enough_to_be_on_by_default() -> None:
     best = float("inf")
     for _ in range(5):
         started = time.thread_time()
-        digester.digest(1, 1, header, pages, None)
+        digester.digest_all([ArenaChunk(1, 1, header, tuple(pages), None)])
         best = min(best, time.thread_time() - started)
     # An order of magnitude below an idle core's speed, since the machine may be busy.
     assert len(pages) * layout.page_bytes / best > 0.3e9

@@ -18,11 +18,9 @@ from .chunk import ChunkHeader
 
 
 class UnitSizes(Protocol):
-    """Lengths of the sent units: bytes on the wire of a layer's block, and of its state.
-
-    Most parts of a sender need nothing else of a layout. A CacheLayout is one, for a wire without
-    encoding. layers: the caches of the layers.
-    """
+    """Lengths of the sent units: bytes on the wire of a layer's block, and of its state. Most parts
+    of a sender need nothing else of a layout. A CacheLayout is one, for a wire without encoding.
+    layers: the caches of the layers."""
 
     @property
     def layers(self) -> tuple[LayerCache, ...]: ...
@@ -46,15 +44,13 @@ def chunk_bytes(sizes: UnitSizes, header: ChunkHeader) -> int:
 
 
 def layer_bytes(sizes: UnitSizes, layer: int, pages: int, carries_state: bool) -> int:
-    """Return the bytes to send for one layer. pages: number of pages. carries_state: True if the
-    state is sent too."""
+    """Return the bytes to send for one layer: `pages` pages, and with carries_state the state."""
     state = sizes.state_length(layer) if carries_state else 0
     return pages * sizes.block_length(layer) + state
 
 
 def merge_segments(segments: Segments) -> Segments:
-    """Return the segments, of any lengths, with neighbours merged if they are contiguous in both
-    arenas."""
+    """Return the segments with neighbours merged if they are contiguous in both arenas."""
     if len(segments) == 0:
         return segments
     ends = segments[:-1, :2] + segments[:-1, 2:]
@@ -65,8 +61,7 @@ def merge_segments(segments: Segments) -> Segments:
 
 
 def check_bounds(segments: Segments, local_size: int, remote_size: int) -> None:
-    """Raise OutOfBounds naming the first segment outside the registered bytes of the local or the
-    remote arena."""
+    """Raise OutOfBounds naming the first segment outside the local or the remote arena."""
     if len(segments) == 0 or _inside(segments, local_size, remote_size):
         return
     length = segments[:, 2]
@@ -139,8 +134,7 @@ class TransferUnits:
         return TransferUnits(layout.block_bytes, layout.slab_bytes, layout.states)
 
     def strips(self, arena_bytes: int) -> list[Strip]:
-        """Return all units of an arena in the order of their indices: blocks, then each layer's
-        states."""
+        """Return all units of an arena by their indices: blocks, then each layer's states."""
         slabs = arena_bytes // self.slab_bytes
         blocks = slabs * self.slab_bytes // self.block_bytes
         states = [Strip(span.offset, span.length, self.slab_bytes, slabs) for span in self.states]
@@ -152,11 +146,8 @@ class TransferUnits:
 
     def indices(self, segments: Segments, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
         """Return the segments as pairs of unit indices; None if a segment is not made of whole
-        units.
-
-        segments: [n, 3] int64, inside both arenas. local_bytes, remote_bytes: sizes of the two
-        arenas.
-        """
+        units. segments: [n, 3] int64, inside both arenas. local_bytes, remote_bytes: sizes of the
+        two arenas."""
         whole = (segments % self.block_bytes == 0).all(axis=1)
         runs = segments if whole.all() else segments[whole]
         counts = runs[:, 2] // self.block_bytes
@@ -181,8 +172,7 @@ class TransferUnits:
         )
 
     def _state(self, offset: int, length: int, arena_bytes: int) -> int | None:
-        """Return the unit index of the state at this offset with this length; None if no state is
-        there."""
+        """Return the unit index of the state with this offset and length; None without one."""
         slot, within = divmod(offset, self.slab_bytes)
         number = self._numbers.get(Span(within, length))
         if number is None:
@@ -192,8 +182,7 @@ class TransferUnits:
 
 
 def _runs(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> Indices:
-    """Return the indices of all runs, one run behind another: counts[i] consecutive indices from
-    firsts[i] on."""
+    """Return the indices of all runs, end to end: counts[i] consecutive ones from firsts[i] on."""
     if len(counts) == 0:
         return np.empty(0, dtype=np.int32)
     ends = np.cumsum(counts)

@@ -35,8 +35,7 @@ _NOTHING = np.empty(0, dtype=np.int64)
 _WORD = 8
 """Bytes of a word, the unit of summing in a digest."""
 _STATE = 2**32
-"""Number of a state in a digest, in the place of a page's logical index; no prompt has so many
-pages."""
+"""Number of a state in a digest, in place of a page's index; no prompt has so many pages."""
 _HEAD_SHIFT = 33
 """Left shift in bits for a head's number, so it lies above the number of a page or a state."""
 Parts = list[tuple[int, int, int]]
@@ -73,10 +72,8 @@ def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 @dataclass(frozen=True)
 class ChunkRows:
     """Rows of a layer chunk in the arena, each summed by itself for the digest; int64 [rows] each.
-
     offsets, lengths: start and length of each row in 64-bit words. seeds: bits mixed with each
-    row's sum, to name its place in the prompt.
-    """
+    row's sum, to name its place in the prompt."""
 
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int64]
@@ -170,21 +167,17 @@ def chunk_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> Windo
 
 
 class Digester(ABC):
-    """Digester (computes digests of 64 bits) of layer chunks in one arena, in host or GPU
-    memory."""
+    """Digester (of 64 bits) of layer chunks in one arena, in host or GPU memory."""
 
     @property
     def of_gpu(self) -> GpuDigester | None:
-        """Return the compiled digester used together with a GPU's transfers; None for an arena in
-        host memory."""
+        """Return the compiled digester for a GPU's transfers; None for an arena in host memory."""
         return None
 
     @abstractmethod
     def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
-        """Return the 64-bit digest of each chunk, in one call for any number of them.
-
-        REQUIRES: ids are inside the arena.
-        """
+        """Return the 64-bit digest of each chunk, in one call for any number of them. REQUIRES: ids
+        are inside the arena."""
 
     @abstractmethod
     def digest_rows(self, rows: ChunkRows) -> int:
@@ -200,26 +193,11 @@ class Digester(ABC):
             for chunk in chunks
         ]
 
-    def digest(
-        self,
-        transfer_id: int,
-        generation: int,
-        header: ChunkHeader,
-        pages: Sequence[int],
-        slot: int | None,
-    ) -> int:
-        """Return the digest of one layer chunk, equal to digest_all's. pages, slot: ids in the
-        arena."""
-        chunk = ArenaChunk(transfer_id, generation, header, tuple(pages), slot)
-        return self.digest_all([chunk])[0]
-
 
 class ChunkDigester(Digester):
-    """Digester of one arena in host memory; runs on the calling thread without the GIL.
-
-    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: sizes of
-    units on the wire; the layout's own by default.
-    """
+    """Digester of one arena in host memory; runs on the calling thread without the GIL. memory: the
+    arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: sizes of units on the
+    wire; the layout's own by default."""
 
     def __init__(
         self, memory: NDArray[np.uint8], layout: CacheLayout, sizes: UnitSizes | None = None

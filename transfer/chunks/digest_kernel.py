@@ -24,13 +24,7 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.triton.kernel_spec import KernelSpec, kernel_handle
 
 from .descriptors import UnitSizes
-from .digest import (
-    ArenaChunk,
-    ChunkRows,
-    Digester,
-    chunk_geometry,
-    word_keys,
-)
+from .digest import ArenaChunk, ChunkRows, Digester, chunk_geometry, word_keys
 
 # A head's share of a page's block is four chunks in the published shapes.
 _PARTS = 4
@@ -41,11 +35,8 @@ _WARPS = 4
 
 class GpuChunkDigester(Digester):
     """Digester of one arena in a GPU's memory; launches, waits and reads back without the GIL
-    (cpp_cache/dataplane/gpu_digester.h).
-
-    memory: the arena's bytes, uint8 [slabs * slab_bytes] on the device, shared and never copied.
-    sizes: sizes of units on the wire; the layout's own by default.
-    """
+    (cpp_cache/dataplane/gpu_digester.h). memory: the arena's bytes, uint8 [slabs * slab_bytes] on
+    the device, shared and never copied. sizes: of units on the wire; by default the layout's."""
 
     def __init__(
         self, memory: torch.Tensor, layout: CacheLayout, sizes: UnitSizes | None = None
@@ -74,8 +65,7 @@ class GpuChunkDigester(Digester):
         return self._digester
 
     def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
-        """Return the digests; blocks until the GPU has computed them. Waits for the digester's own
-        stream only."""
+        """Return the digests; blocks for the GPU, and only for the digester's own stream."""
         return self._digester.digest_all([chunk.places for chunk in chunks])
 
     def digest_rows(self, rows: ChunkRows) -> int:
@@ -105,11 +95,9 @@ class PlacedRows:
 
 def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> tuple[Any, Any]:
     """Add the digests of all chunks (their bits) to rows.digests, on the current stream. Return
-    both compiled Triton kernels, the summing one first.
-
-    words: the arena, [n] int64. keys: the factors of word_keys(), int64, at least as many as the
-    longest row has words. REQUIRES: at least one row.
-    """
+    both compiled Triton kernels, the summing one first. words: the arena, [n] int64. keys: the
+    factors of word_keys(), int64, at least as many as the longest row has words. REQUIRES: at least
+    one row."""
     count = len(rows.offsets)
     partial = torch.empty(count, _PARTS, dtype=torch.int64, device=words.device)
     sums = _sum_kernel[(count, _PARTS)](
@@ -191,12 +179,7 @@ def compile_specs() -> list[KernelSpec]:
         KernelSpec(
             name="digest_mix",
             kernel=_mix_kernel,
-            signature={
-                "partial": "*i64",
-                "seeds": "*i64",
-                "windows": "*i64",
-                "digests": "*i64",
-            },
+            signature={"partial": "*i64", "seeds": "*i64", "windows": "*i64", "digests": "*i64"},
             constants={"PARTS": _PARTS},
             num_warps=1,
         ),

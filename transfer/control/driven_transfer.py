@@ -35,8 +35,7 @@ from .writer_life import ConnectionBreaker, WriterLife
 log = logging.getLogger(__name__)
 
 _SOON = 1e-3
-"""Tolerance in seconds: the timer is moved only if the next check is due earlier by more than
-this."""
+"""Tolerance in seconds: the timer moves only for a check due earlier by more than this."""
 
 
 class DrivenTransfer(SteppedSide):
@@ -61,8 +60,7 @@ class DrivenTransfer(SteppedSide):
         return self._side.generation
 
     def start(self, on_over: Callable[[Exception | None], None]) -> None:
-        """Begin the transfer in the event loop's next turn. on_over: called once the transfer has
-        ended."""
+        """Begin the transfer in the event loop's next turn. on_over: called at its end."""
         self._on_over = on_over
         self._loop.call_soon(self.begin)
 
@@ -124,8 +122,7 @@ class ReceivingTransfer(DrivenTransfer):
         name: str,
         named: Mapping[str, str | int],
     ) -> None:
-        """landing: seconds allowed from the sender's final status until the last layer chunk
-        arrives."""
+        """landing: seconds from the sender's final status until the last layer chunk arrives."""
         super().__init__(side, name, named)
         self.writer = writer
         self._receiver = receiver
@@ -264,11 +261,8 @@ TransferT = TypeVar("TransferT", bound=DrivenTransfer)
 
 
 class LiveTransfers(Generic[Key, TransferT]):
-    """Live transfers of one kind, by key.
-
-    Invariant: a transfer is held from start() until it is over. It is removed before the callback
-    `over` is called.
-    """
+    """Live transfers of one kind, by key. Invariant: a transfer is held from start() until it is
+    over. It is removed before the callback `over` is called."""
 
     def __init__(self, over: Callable[[TransferT, Exception | None], None] | None = None) -> None:
         """over: called with an ended transfer and its error, after its removal here. None as error:
@@ -288,8 +282,7 @@ class LiveTransfers(Generic[Key, TransferT]):
         return self._transfers.get(key)
 
     def start(self, key: Key, transfer: TransferT) -> None:
-        """Begin the transfer in the event loop's next turn. REQUIRES: no live transfer has this
-        key."""
+        """Begin the transfer in the event loop's next turn. REQUIRES: the key is free."""
         self._transfers[key] = transfer
         self._emptied.clear()
         transfer.start(lambda failure: self._end(key, transfer, failure))
@@ -302,8 +295,7 @@ class LiveTransfers(Generic[Key, TransferT]):
             self._over(transfer, failure)
 
     async def end(self, patience: float) -> None:
-        """Wait until all transfers are over; after `patience` seconds end the rest without a
-        fence."""
+        """Wait until all transfers are over; end the rest after `patience` seconds, unfenced."""
         if self._transfers:
             try:
                 await asyncio.wait_for(self._emptied.wait(), patience)

@@ -44,8 +44,7 @@ class Outbox(Generic[Message]):
             self._changed.set()
 
     def close(self) -> None:
-        """Close the outbox: queued messages are still delivered, new ones are dropped.
-        Idempotent."""
+        """Close the outbox: queued messages are delivered, new ones dropped. Idempotent."""
         self._closed = True
         self._changed.set()
 

@@ -90,8 +90,7 @@ class WatchedProcess:
 
 
 class WriterLife:
-    """Life of one writer: its lease and its process. Thread rule: one thread changes it, any thread
-    reads it."""
+    """Life of one writer: its lease and its process. Thread rule: one thread changes, any reads."""
 
     def __init__(
         self,
@@ -131,32 +130,24 @@ class WriterLife:
         self._lost = True
 
     def facts(self) -> WriterFacts:
-        """Return the facts known about the writer now: the time of its death, and of the last
-        answer."""
+        """Return the known times of the writer's death and of the last answer."""
         died = None if self._process is None else self._process.died()
         return WriterFacts(died, self._answered if self._lost else None)
 
     def terms(self, acknowledge: float, patience: float) -> FenceTerms:
-        """Return the durations for fencing the writer's bytes. acknowledge, patience: fields of
-        FenceTerms."""
+        """Return the durations for fencing the writer. acknowledge, patience: as in FenceTerms."""
         margin = self._lease + self._retry
         return FenceTerms(margin, self._retry, self._settle, acknowledge, patience)
 
 
 class ConnectionBreaker:
     """Breaker of the endpoints from a stopped writer to this node. It also waits until none of the
-    writer's bytes can still arrive.
-
-    Knows writers and the transport, not transfers; either side of a hand-over may have one. Thread
-    rule: the event loop; blocking calls run in a thread. Invariant: of concurrent callers, one
-    breaks the connections, and all wait for the bytes.
-    """
+    writer's bytes can still arrive. Knows writers and the transport, not transfers; either side of
+    a hand-over may have one. Thread rule: the event loop; blocking calls run in a thread.
+    Invariant: of concurrent callers, one breaks the connections, and all wait for the bytes."""
 
     def __init__(
-        self,
-        transport: Transport,
-        receiver: Receiver,
-        lose_all: Callable[[], Iterable[WriterLife]],
+        self, transport: Transport, receiver: Receiver, lose_all: Callable[[], Iterable[WriterLife]]
     ) -> None:
         """lose_all: gives up every connection of this node, and returns the writers of its live
         transfers and pulls."""

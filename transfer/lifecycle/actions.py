@@ -81,8 +81,7 @@ class TellReady(HandOn):
 
 
 class TellHeld(Action):
-    """Tell the engine: the sender holds the wanted prefix, and its bytes follow. The engine may
-    ignore it."""
+    """Tell the engine, which may ignore it: the sender holds the wanted prefix; bytes follow."""
 
 
 class TellRefused(HandOn):
@@ -110,8 +109,7 @@ class Prepare(HandOn):
 
 
 class Commit(HandOn):
-    """Commit the transfer: all bytes arrived and match, so the granted pages and slot belong to the
-    engine."""
+    """Commit the transfer: all bytes match, so granted pages and slot belong to the engine."""
 
 
 class CallForDrain(Action):
@@ -120,8 +118,7 @@ class CallForDrain(Action):
 
 
 class GiveUp(Action):
-    """End the connection to the writer, because it acknowledged no drain for too long. Its lease
-    then runs out."""
+    """End the connection to a writer without a drain for too long. Its lease then runs out."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +131,13 @@ class Sever(Action):
 
 @dataclass(frozen=True)
 class TellFenced(Action):
-    """Tell the engine: the writer is fenced (can write no more), so the granted pages and slot are
-    free."""
+    """Tell the engine: the writer can write no more, so the granted pages and slot are free."""
 
     reason: FenceReason
 
 
 class ServePull(HandOn):
-    """Begin to send the state pulled by the prefill node within this hand-over; the payload
-    describes it."""
+    """Begin to send the state pulled by the prefill node, as the payload describes it."""
 
 
 class SendMedia(HandOn):
@@ -172,8 +167,7 @@ class Start(HandOn):
 
 
 class Plan(HandOn):
-    """Plan all layer chunks of the pinned state (held in the cache for this transfer), so they can
-    be sent."""
+    """Plan all layer chunks of the pinned state (held in the cache), so they can be sent."""
 
 
 class TakeMedia(HandOn):
@@ -181,13 +175,11 @@ class TakeMedia(HandOn):
 
 
 class DrainNow(Action):
-    """Post nothing more for this transfer. The event Drained answers once all posted writes have
-    ended."""
+    """Post nothing more. The event Drained answers once all posted writes have ended."""
 
 
 class BeginPull(HandOn):
-    """Begin to pull the state offered by the receiver, a decode node, before the prompt is
-    computed."""
+    """Begin to pull the state offered by the receiving decode node, before the prefill."""
 
 
 # Actions of both sides.

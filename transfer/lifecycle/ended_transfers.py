@@ -24,10 +24,7 @@ class EndedTransfers:
     """
 
     def __init__(
-        self,
-        lives: Callable[[str], bool],
-        transfers: int = _ROOMS,
-        connections: int = _CONNECTIONS,
+        self, lives: Callable[[str], bool], transfers: int = _ROOMS, connections: int = _CONNECTIONS
     ) -> None:
         """lives: returns True if a connection has not ended; a live one is never forgotten, even
         beyond the limit. transfers: most drained transfers remembered for each connection.

@@ -42,13 +42,10 @@ class Begin(Happening):
 
 @dataclass(frozen=True)
 class Look(Happening):
-    """Check of the deadlines, because time has passed.
-
-    progress: number of chunks moved in this transfer. pulled: number of chunks moved in its pull;
-    None without one. pieces: number of pieces of pictures moved for this transfer. others: number
-    of chunks moved in the connection's other transfers. writer: facts about the peer as the writer
-    of this transfer.
-    """
+    """Check of the deadlines, because time has passed. progress: number of chunks moved in this
+    transfer. pulled: number of chunks moved in its pull; None without one. pieces: number of pieces
+    of pictures moved for this transfer. others: number of chunks moved in the connection's other
+    transfers. writer: facts about the peer as the writer of this transfer."""
 
     progress: int = 0
     pulled: int | None = None
@@ -59,8 +56,7 @@ class Look(Happening):
 
 @dataclass(frozen=True)
 class Failed(Happening):
-    """Failure of an action; the actions behind it were dropped. is_defect: True if the error was
-    unforeseen."""
+    """Failure of an action; those behind it were dropped. is_defect: True if unforeseen."""
 
     action: Action
     reason: str
@@ -131,8 +127,7 @@ class Severed(Happening):
 
 
 class Met(Happening):
-    """Arrival of the gateway's call for this transfer. Its prompt equals the one in the decode
-    node's call."""
+    """Arrival of the gateway's call for this transfer. Its prompt equals the decode node's."""
 
 
 class Missed(Happening):
@@ -145,8 +140,7 @@ class Leased(Happening):
 
 @dataclass(frozen=True)
 class Waits(Happening):
-    """Report of other prompts before this one in the engine's queue. seconds: their prefill
-    time."""
+    """Report of prompts before this one in the engine's queue. seconds: their prefill time."""
 
     seconds: float
 
@@ -179,13 +173,11 @@ class Pinned(Brought):
 
 
 class PullWanted(Brought):
-    """Engine's wish to pull the state offered by the receiver of a hand-over; the payload describes
-    the pull."""
+    """Engine's wish to pull the state offered by a hand-over's receiver, as in the payload."""
 
 
 class MediaWanted(Brought):
-    """Engine's wish for pictures of the prompt, before anything is allocated; the payload names
-    them."""
+    """Engine's wish for the pictures in the payload, before anything is allocated."""
 
 
 class MediaCame(Brought):
@@ -202,8 +194,7 @@ class Opened(Happening):
 
 @dataclass(frozen=True)
 class Sent(Happening):
-    """End of sending: every layer chunk is flushed. report: bytes, digests and times of the
-    chunks."""
+    """End of sending: every layer chunk is flushed. report: their bytes, digests, times."""
 
     report: SendReport
 

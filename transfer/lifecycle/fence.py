@@ -44,12 +44,9 @@ class FenceTerms:
 
 @dataclass(frozen=True)
 class WriterFacts:
-    """Facts known about a writer now, as monotonic seconds.
-
-    died: time when its process was first seen dead; None while it lives, or if it cannot be
-    watched. answered: time of this node's last answer to its lease question; None while such
-    answers go on.
-    """
+    """Facts known about a writer now, as monotonic seconds. died: time when its process was first
+    seen dead; None while it lives, or if it cannot be watched. answered: time of this node's last
+    answer to its lease question; None while such answers go on."""
 
     died: float | None = None
     answered: float | None = None
@@ -67,8 +64,7 @@ class Fence:
         self._stopped_at: float | None = None
 
     def acknowledge(self, drain: Drain, now: float) -> None:
-        """Record the writer's report of its drain. Only the first report with each value of `drain`
-        counts."""
+        """Record the writer's report of its drain. The first of each value counts."""
         if drain is Drain.DRAINED:
             self._drained = True
         elif self._stopped_at is None:
@@ -76,8 +72,7 @@ class Fence:
 
     @property
     def answered(self) -> bool:
-        """Return True if the writer has reported its drain: its posted writes have ended, or were
-        given up."""
+        """Return True if the writer has reported that its writes ended or were given up."""
         return self._drained or self._stopped_at is not None
 
     def reason(self, facts: WriterFacts, now: float) -> FenceReason | None:

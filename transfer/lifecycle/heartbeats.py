@@ -62,8 +62,7 @@ class Beating:
         self._renewal = 0
 
     def heartbeat(self, now: float) -> tuple[int, int]:
-        """Begin a heartbeat. Return its number, and the number of the last renewal, confirmed by
-        it."""
+        """Begin a heartbeat. Return its number, and that of the last renewal, confirmed by it."""
         self._sequence += 1
         self._asked[self._sequence] = now
         return self._sequence, self._renewal
@@ -83,8 +82,7 @@ class Beating:
 
 
 class Renewing:
-    """Decode node's end of the heartbeats: it takes heartbeats, and its caller sends the
-    renewals."""
+    """Decode node's end of the heartbeats: it takes them, and its caller sends renewals."""
 
     def __init__(self, heartbeat_timeout: HeartbeatTimeout, now: float) -> None:
         """Begin with renewal 0, sent at `now` to open the heartbeats."""

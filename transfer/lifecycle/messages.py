@@ -29,8 +29,7 @@ class Carrying(Message):
 
 
 class Ask(Message):
-    """Receiver's first message: it opens a transfer by Reserve, Fetch or Pull, depending on the
-    transfer's kind."""
+    """Receiver's first message: Reserve, Fetch or Pull, by the transfer's kind."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ class Done(Message):
 @dataclass(frozen=True)
 class Ended(Message):
     """Sender's end of the transfer without a result. drain: how its posted writes ended. reason:
-    the sender's reason; None if the receiver asked for the end. generation: None if the message has
-    none."""
+    the sender's; None if the receiver asked for the end. generation: None without one."""
 
     drain: Drain
     reason: str | None = None

@@ -59,12 +59,10 @@ class _Asking(Enum):
 
 @dataclass
 class _Quarantine:
-    """State of a lost transfer until its writer is fenced. Times are monotonic seconds.
-
-    since: time of the loss, or of the next try; patience counts from it. until: time for asking for
-    the drain by a call. severing: evidence for breaking the endpoints, once that has begun; else
-    None. held_at: earliest time of the next try after endpoints could not be broken.
-    """
+    """State of a lost transfer until its writer is fenced. Times are monotonic seconds. since: time
+    of the loss, or of the next try; patience counts from it. until: time for asking for the drain
+    by a call. severing: evidence for breaking the endpoints, once that has begun; else None.
+    held_at: earliest time of the next try after endpoints could not be broken."""
 
     since: float
     asking: _Asking = _Asking.PAUSED

@@ -266,8 +266,7 @@ class Sending:
         return [do.Say(word), *(self._finish(now) if after is SenderState.DONE else ())]
 
     def _finish(self, now: float) -> list[Action]:
-        """Return the last actions of a successful transfer: the final status, then the end of its
-        pull."""
+        """Return a successful transfer's last actions: final status, then the end of its pull."""
         assert self._report is not None
         self.phases.mark(Phase.DONE, now)
         final = self._report, sender_track(self._report, self.phases)

@@ -242,8 +242,7 @@ HANDOVER = Kind(
     brings=True,
     drain_by=DrainBy.CALL,
 )
-"""Kind of transfer: a prefill node computes a prompt and hands its pages and state to a decode
-node."""
+"""Kind of transfer: a prefill node computes a prompt and hands it to a decode node."""
 PULL = Kind(
     "pull",
     PULL_SENDER,
@@ -283,8 +282,7 @@ KINDS = (HANDOVER, PULL, FETCH, COPY)
 
 
 class IllegalTransition(TransferError):
-    """Event not allowed in the present state: a defect of this node, or a peer breaking the
-    protocol."""
+    """Event not allowed in the present state: a defect here, or of the peer."""
 
     def __init__(self, state: Enum, event: Enum) -> None:
         super().__init__(
@@ -304,8 +302,7 @@ class Machine(Generic[State, Event]):
         return (self.state, event) in self._table
 
     def apply(self, event: Event) -> State:
-        """Move to the event's next state and return it. Raises IllegalTransition naming state and
-        event."""
+        """Move to the event's next state and return it. Raises IllegalTransition."""
         if not self.allows(event):
             raise IllegalTransition(self.state, event)
         self.state = self._table[self.state, event]

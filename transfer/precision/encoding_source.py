@@ -236,45 +236,38 @@ class EncodingSource:
         return places
 
 
+@dataclass(frozen=True)
 class _EncodedChunk:
     """Layer chunk with its encoded parts in a cell of the arena. places: byte offset in the arena
     of each posted part, encoded or not, in the chunk's row order."""
 
-    def __init__(
-        self,
-        geometry: WindowGeometry,
-        cells: StagingBuffer,
-        chunk: LayerChunk,
-        cell: Cell,
-        places: Places,
-    ) -> None:
-        self._geometry = geometry
-        self._cells = cells
-        self._chunk = chunk
-        self._cell = cell
-        self._places = places
+    geometry: WindowGeometry
+    cells: StagingBuffer
+    chunk: LayerChunk
+    cell: Cell
+    places: Places
 
     def segments(self, destination: Destination) -> Segments:
-        header = self._chunk.header
+        header = self.chunk.header
         slot = destination.slot if header.carries_state else None
         there = self._rows(0, 0, granted_pages(destination, header), slot)
         return merge_segments(
-            np.stack([self._places, there.offsets * _WORD, there.lengths * _WORD], axis=1)
+            np.stack([self.places, there.offsets * _WORD, there.lengths * _WORD], axis=1)
         )
 
     def digestible(self, transfer_id: int, generation: int) -> ChunkRows:
-        rows = self._rows(transfer_id, generation, self._chunk.local_pages, self._chunk.local_slot)
-        return replace(rows, offsets=self._places // _WORD)
+        rows = self._rows(transfer_id, generation, self.chunk.local_pages, self.chunk.local_slot)
+        return replace(rows, offsets=self.places // _WORD)
 
     def _rows(
         self, transfer_id: int, generation: int, pages: Sequence[int], slot: int | None
     ) -> ChunkRows:
-        header = self._chunk.header
+        header = self.chunk.header
         chunk = ArenaChunk(transfer_id, generation, header, tuple(pages), slot)
-        return chunk_rows(self._geometry, chunk)
+        return chunk_rows(self.geometry, chunk)
 
     def release(self) -> None:
-        self._cells.give_back(self._cell)
+        self.cells.give_back(self.cell)
 
 
 def _of_layers(chunk: LayerChunk, first: int, end: int) -> LayerChunk:

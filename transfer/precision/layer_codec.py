@@ -32,13 +32,11 @@ class LayerCodec(Protocol):
         REQUIRES: at most batch(layer) ids."""
 
     def batch(self, layer: int) -> int:
-        """Return the number of the layer's units to decode in one go, for a small temporary buffer
-        and a short time."""
+        """Return the number of units to decode in one go, for a small buffer and a short time."""
 
 
 class RowCodec:
-    """Encoder and decoder of rows by PyTorch's operators, like RowFormat; a subclass may do the
-    same faster."""
+    """Encoder and decoder of rows by PyTorch's operators; a subclass may do it faster."""
 
     def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
         return form.encode(values)
@@ -126,8 +124,7 @@ class TorchLayerCodec:
         return torch.nn.functional.pad(held, (0, padding)) if padding else held
 
     def _place(self, layer: int, ids: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
-        """Return the arena viewed as units of this layer, [n, bytes], and the index of each id's
-        unit."""
+        """Return the arena as units of this layer, [n, bytes], and the index of each id's unit."""
         layout = self._units.layout
         if layout.layers[layer].page:
             first = layout.page_span(layer, 0).offset // layout.block_bytes

@@ -45,8 +45,7 @@ _MOST_LAYERS = 1 << 12
 
 
 def _in_order(*moments: float) -> bool:
-    """Return True if each time is a finite number of seconds within one day, and the times
-    ascend."""
+    """Return True if the times ascend, each a number of seconds within one day."""
     return all(abs(at) <= LONGEST_SECONDS for at in moments) and list(moments) == sorted(moments)
 
 
@@ -63,8 +62,7 @@ _MARK = Wire(PhaseMark, timeline_pb2.PhaseMark, phase=numbered(Phase, timeline_p
 
 
 def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMark, ...]:
-    """Return the time marks of the phases, only the first for each phase; drop unknown and invalid
-    ones."""
+    """Return the first time mark of each phase; drop unknown and invalid ones."""
     marks: dict[Phase, PhaseMark] = {}
     for message in phases:
         if message.phase in _PHASES and _in_order(message.at):
@@ -76,8 +74,7 @@ def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMa
 def _last(
     value: type[ValueT], message: type[MessageT], makes_sense: Callable[[MessageT], bool]
 ) -> Codec:
-    """Return a codec for a track's messages. When reading, it keeps the last KEPT_CHUNKS and drops
-    invalid ones."""
+    """Return a codec for a track's messages. It reads the last KEPT_CHUNKS, and no invalid ones."""
     read = Wire(value, message).from_wire
     return Codec(
         lambda messages: tuple(map(read, filter(makes_sense, messages[-KEPT_CHUNKS:]))),
@@ -143,8 +140,7 @@ def prefixes_to_wire(prefixes: Sequence[UsablePrefix]) -> pb.Prefixes:
 
 
 def prefixes_from_wire(batch: pb.UsableBatch) -> tuple[list[UsablePrefix], list[UsablePrefix]]:
-    """Return (removed prefixes, stored prefixes) of a batch. Raises PeerInvalid naming the
-    field."""
+    """Return (removed, stored) prefixes of a batch. Raises PeerInvalid naming the field."""
     count = len(batch.removed.tokens) + len(batch.stored.tokens)
     if count > MOST_PREFIXES:
         raise PeerInvalid(f"usable: a batch has {count} prefixes, at most {MOST_PREFIXES}")
@@ -246,6 +242,5 @@ def drain_to_wire(drain: Drain) -> pb.Drain:
 
 
 def drain_from_wire(drain: pb.Drain) -> Drain:
-    """Return how the posted writes ended; an unknown value reads as FORCED, because it proves no
-    drain."""
+    """Return how the posted writes ended; an unknown value proves no drain: FORCED."""
     return Drain.DRAINED if drain == pb.DRAIN_DRAINED else Drain.FORCED

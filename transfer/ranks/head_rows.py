@@ -36,8 +36,7 @@ def heads_of(
 
 
 BY_HEADS = 64
-"""Code in notifications, in place of the precision's code: this layer chunk is digested head by
-head."""
+"""Code in notifications, in place of the precision's: digested head by head."""
 _WORD = 8
 _NO_ROWS = np.empty(0, dtype=np.int64)
 Indices = NDArray[np.int64]

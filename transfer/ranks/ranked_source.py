@@ -30,11 +30,9 @@ _NOTHING = np.empty((0, 3), dtype=np.int64)
 
 class RankedSegments:
     """Segments of a layer chunk from the sender's ranks to the receiver's, for any numbers of
-    ranks.
-
-    Knows the places of both nodes' arenas and ids; nothing of peers or transfers. Pure. Raises
-    ValueError if the heads cannot be divided among the ranks. REQUIRES: both nodes have one model.
-    """
+    ranks. Knows the places of both nodes' arenas and ids; nothing of peers or transfers. Pure.
+    Raises ValueError if the heads cannot be divided among the ranks. REQUIRES: both nodes have one
+    model."""
 
     def __init__(self, ours: RankSpans, theirs: RankSpans) -> None:
         self._ours = ours
@@ -112,12 +110,7 @@ class RankedSource:
     in_place = False
     most_together = 64
 
-    def __init__(
-        self,
-        ours: RankSpans,
-        theirs: RankSpans,
-        digester: Digester,
-    ) -> None:
+    def __init__(self, ours: RankSpans, theirs: RankSpans, digester: Digester) -> None:
         """ours, theirs: places of the arenas of both nodes' ranks. digester: digester of the region
         with all of this node's arenas. Raises ValueError if the heads cannot be divided among the
         ranks."""
@@ -128,8 +121,7 @@ class RankedSource:
 
     @property
     def sizes(self) -> UnitSizes:
-        """Return the unit sizes, each byte counted once; the receiver's ranks may need several
-        copies."""
+        """Return the unit sizes, each byte once; receiving ranks may need several copies."""
         return self._ours.layout
 
     def toward(self, theirs: RankSpans, slabs: int) -> "RankedSource":

@@ -19,12 +19,9 @@ from tasuki.utils.signatures import Clock
 
 class IncomingTransfer:
     """Record of one transfer on the receiving side: arrived layer chunks, their digests, and the
-    missing part.
-
-    Owns the record, and wakes the threads waiting for it. Does not know transports or clocks:
-    Receiver calls it under its lock. Invariant: a chunk counts once, even if it is announced
-    several times.
-    """
+    missing part. Owns the record, and wakes the threads waiting for it. Does not know transports or
+    clocks: Receiver calls it under its lock. Invariant: a chunk counts once, even if it is
+    announced several times."""
 
     def __init__(
         self,
@@ -69,22 +66,17 @@ class IncomingTransfer:
         if not 0 <= header.first_layer < header.end_layer <= len(self._layers):
             raise OutOfBounds(
                 f"transfer {self.transfer_id}: layer chunk {header.sequence} names layers "
-                f"{header.first_layer} to "
-                f"{header.end_layer} of {len(self._layers)}"
+                f"{header.first_layer} to {header.end_layer} of {len(self._layers)}"
             )
         if header.carries_state and granted.slot is None:
             raise OutOfBounds(
-                f"transfer {self.transfer_id}: layer chunk {header.sequence} carries a "
-                f"state, for which "
-                "no slot is "
-                "granted"
+                f"transfer {self.transfer_id}: layer chunk {header.sequence} carries a state, "
+                "for which no slot is granted"
             )
         if header.pages and not granted.first_page <= first <= end <= granted.end_page:
             raise OutOfBounds(
-                f"transfer {self.transfer_id}: layer chunk {header.sequence} names pages "
-                f"{first} to "
-                f"{end}, granted "
-                f"are {granted.first_page} to {granted.end_page}"
+                f"transfer {self.transfer_id}: layer chunk {header.sequence} names pages {first} "
+                f"to {end}, granted are {granted.first_page} to {granted.end_page}"
             )
         return granted.pages[first - granted.first_page : end - granted.first_page]
 
@@ -109,8 +101,7 @@ class IncomingTransfer:
         return bool(self._states[layer])
 
     def spoil(self, header: ChunkHeader) -> None:
-        """Mark the transfer as failing verification: a decoded chunk was sent again, and may have
-        been overwritten."""
+        """Make verification fail: a decoded chunk was sent again, and may be overwritten."""
         self._spoiled = header.sequence
 
     def missing(self, sent: Sequence[ChunkDigest]) -> list[int]:
@@ -129,8 +120,7 @@ class IncomingTransfer:
         if missing:
             raise ChunksMissing(
                 f"transfer {self.transfer_id}: {len(missing)} of {len(sent)} layer chunks have not "
-                "arrived, first "
-                f"{missing[0]}"
+                f"arrived, first {missing[0]}"
             )
         for chunk in sent:
             arrived = self._arrived[chunk.header.sequence]
@@ -142,15 +132,13 @@ class IncomingTransfer:
                 )
         if len(self._arrived) != len(sent):
             raise DigestMismatch(
-                f"transfer {self.transfer_id}: {len(self._arrived)} layer chunks arrived, "
-                f"the sender names "
-                f"{len(sent)}"
+                f"transfer {self.transfer_id}: {len(self._arrived)} layer chunks arrived, the "
+                f"sender names {len(sent)}"
             )
         if self._spoiled is not None:
             raise DigestMismatch(
-                f"transfer {self.transfer_id}: layer chunk {self._spoiled} came again after "
-                f"it had been "
-                "decoded"
+                f"transfer {self.transfer_id}: layer chunk {self._spoiled} came again after it "
+                "had been decoded"
             )
         # Check all layers at once, because a check of each would cost more than everything else
         # here.
@@ -196,8 +184,7 @@ class LayerBarrier:
         return over or self._incoming.layer_arrived(layer)
 
     def close(self) -> None:
-        """Close the barrier: it lets no thread through any more, even for arrived layers.
-        Idempotent."""
+        """Close the barrier: it lets no thread through, even for arrived layers. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

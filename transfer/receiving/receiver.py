@@ -54,13 +54,9 @@ class ReceiverCounters:
 
 class Receiver:
     def __init__(
-        self,
-        layout: CacheLayout,
-        arenas: Sequence[TargetArena],
-        clock: Clock = time.monotonic,
+        self, layout: CacheLayout, arenas: Sequence[TargetArena], clock: Clock = time.monotonic
     ) -> None:
-        """layout: layout of a single rank with all heads. arenas: this node's arenas written by
-        peers."""
+        """layout: of a single rank with all heads. arenas: of this node, written by peers."""
         self.counters = ReceiverCounters()
         self._layout = layout
         self._arenas = tuple(arenas)
@@ -72,8 +68,7 @@ class Receiver:
         """Lock of the transfers' records. A thread waiting for a transfer is woken by this
         transfer's chunks only."""
         self._passes = 0
-        """Number of ended passes of the thread's loop: each pass moves the received bytes into the
-        arena."""
+        """Number of ended passes of the thread's loop: each moves received bytes into the arena."""
         self._awaited_passes = 0
         self._passed = threading.Condition()
         self._bell = Bell()
@@ -93,9 +88,7 @@ class Receiver:
 
     def expect(self, transfer_id: int, generation: int, destination: Destination) -> None:
         """Count the transfer's layer chunks from now on. Call it before the destination is sent.
-
-        Raises OutOfBounds on ids outside this node's arenas, DuplicateTransfer.
-        """
+        Raises OutOfBounds on ids outside this node's arenas, DuplicateTransfer."""
         for arena in self._arenas:
             destination.check(arena.part(self._layout), arena.slabs)
         changed = threading.Condition(self._lock)
@@ -128,8 +121,7 @@ class Receiver:
             return 0 if incoming is None else incoming.chunks_arrived
 
     def barrier(self, transfer_id: int) -> LayerBarrier | None:
-        """Return the layer barrier of a transfer, for one waiting thread; None if the transfer is
-        not expected."""
+        """Return the layer barrier of a transfer, for one waiting thread; None if not expected."""
         with self._lock:
             incoming = self._transfers.get(transfer_id)
         if incoming is None:
@@ -171,8 +163,7 @@ class Receiver:
             return True
 
     def _expected(self, transfer_id: int, generation: int) -> IncomingTransfer:
-        """Return the record of an expected transfer. Raises ChunksMissing. REQUIRES: the lock is
-        held."""
+        """Return an expected record. Raises ChunksMissing. REQUIRES: the lock is held."""
         incoming = self._transfers.get(transfer_id)
         if incoming is None or incoming.generation != generation:
             raise _not_expected(transfer_id, generation)
@@ -191,8 +182,7 @@ class Receiver:
         return any(arena.transport.unread() for arena in self._arenas)
 
     def _wait_passes(self) -> None:
-        """Wait until the receiver thread's loop has begun and ended a whole pass over all arenas,
-        or until stop()."""
+        """Wait until the receiver thread has begun and ended a whole pass, or until stop()."""
         with self._passed:
             enough = self._passes + 2
             self._awaited_passes = max(self._awaited_passes, enough)
@@ -221,8 +211,7 @@ class Receiver:
                 self._bell.wait(pace.wait_seconds(seconds))
 
     def _pass(self, arena: TargetArena) -> int:
-        """Take the notifications for this arena and handle their chunks; return the number of
-        notifications."""
+        """Take this arena's notifications and handle their chunks; return their number."""
         try:
             arrived = arena.transport.notifications()
         except TransferError as error:
@@ -302,8 +291,7 @@ class Receiver:
         return _Arrival(incoming, ArenaChunk(transfer_id, generation, header, pages, slot), code)
 
     def _digested(self, arena: TargetArena, chunks: "list[_Arrival]") -> "list[_Arrival]":
-        """Return the digested chunks with their digests. Log and drop a chunk if its digest
-        fails."""
+        """Return the chunks with their digests. Log and drop a chunk if its digest fails."""
         if not chunks:
             return []
         try:
@@ -321,8 +309,7 @@ class Receiver:
         return chunks
 
     def _decoded(self, chunk_sink: ChunkSink, chunk: "_Arrival") -> bool:
-        """Decode the chunk in place, in parts. Return False if its transfer was forgotten meanwhile
-        or decoding failed."""
+        """Decode the chunk in place, in parts. Return False if forgotten meanwhile, or failed."""
         with _dropping():
             placed = chunk.placed
             for part in chunk_sink.parts(placed.header, placed.pages, placed.slot):

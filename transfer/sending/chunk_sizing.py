@@ -34,8 +34,7 @@ _MANY_SHARE = 3
 """Divisor of a prompt's bytes to send: with many ending prompts, a chunk holds at most this part.
 So most bytes stay hidden behind the forward's compute."""
 _PROBE = 2.0
-"""Factor on the mean chunk size so far, to try another size: chunks of one size do not separate
-latency from speed."""
+"""Factor on the mean chunk size, to learn latency and speed from chunks of two sizes."""
 
 
 def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
@@ -80,8 +79,7 @@ def chunk_runs(
 
 
 def _least(cost: LinkSpeed | None, ending: int) -> int:
-    """Return the least useful bytes of a chunk in a forward with `ending` prompts ending; 0 if they
-    are few."""
+    """Return the least useful bytes of a chunk if `ending` prompts end; 0 if they are few."""
     if cost is None or ending < _MANY_ENDING:
         return 0
     return int(_MANY_SECONDS / cost.byte_seconds)

@@ -32,8 +32,7 @@ class LoadedChunk(Protocol):
     """Layer chunk loaded by a source, ready to be posted."""
 
     def segments(self, destination: Destination) -> Segments:
-        """Return the segments of the chunk's bytes: their places in this node's arena and at the
-        destination."""
+        """Return the segments of the chunk's bytes: places in this arena and at the destination."""
 
     def digestible(self, transfer_id: int, generation: int) -> Digestible:
         """Return the posted bytes in the form taken by the source's digester."""
@@ -45,12 +44,9 @@ class LoadedChunk(Protocol):
 
 class ChunkSource(Protocol):
     """Source of a sender's layer chunks: the pages and the slot themselves (this module), or an
-    encoded copy of them (encoding_source.py).
-
-    Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded
-    chunk's digestible() on any one. Invariant: a loaded chunk's bytes stay unchanged until
-    release().
-    """
+    encoded copy of them (encoding_source.py). Thread rule: windows() and sizes from any thread, the
+    rest on the transfer thread; a loaded chunk's digestible() on any one. Invariant: a loaded
+    chunk's bytes stay unchanged until release()."""
 
     @property
     def sizes(self) -> UnitSizes:
@@ -93,8 +89,7 @@ class ChunkSource(Protocol):
 
 
 class DirectSource:
-    """Source without copies: bytes are sent from their place in the arena, and loading a chunk
-    never waits."""
+    """Source without copies: bytes are sent from their place; loading a chunk never waits."""
 
     code = 0
     in_place = True

@@ -20,11 +20,9 @@ from tasuki.utils.signatures import Clock
 from .chunk_source import ChunkSource, DirectSource
 
 _KEPT = 0.95
-"""Factor on the sums of earlier chunks at each further chunk: about the last twenty chunks
-decide."""
+"""Factor on the sums at each further chunk: about the last twenty chunks decide."""
 _LEAST_SPREAD = 0.05
-"""Least standard deviation of chunk sizes, as a share of their mean, for separating latency and
-speed."""
+"""Least deviation of chunk sizes, as a share of their mean, to separate latency and speed."""
 
 _SLACK = 4.0
 _SLOWEST_BYTE_SECONDS = 1e-6
@@ -33,11 +31,9 @@ _SLOWEST_BYTE_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """Speed of a link: seconds(bytes) = chunk_seconds + bytes * byte_seconds.
-
-    mean_bytes: mean size of the measured chunks. spread: True if chunks of different sizes were
-    measured, so the two terms are known separately.
-    """
+    """Speed of a link: seconds(bytes) = chunk_seconds + bytes * byte_seconds. mean_bytes: mean size
+    of the measured chunks. spread: True if chunks of different sizes were measured, so the two
+    terms are known separately."""
 
     chunk_seconds: float
     byte_seconds: float
@@ -76,8 +72,7 @@ class LinkCost:
         return None if cost is None else cost.chunk_seconds + size * cost.byte_seconds
 
     def patience(self) -> float:
-        """Return a time limit in seconds: enough for flushing the bytes in flight several times
-        over."""
+        """Return a time limit in seconds: several times that of flushing the bytes in flight."""
         size = self.in_flight_bytes
         known = self.seconds_for(size)
         return _SLACK * (size * _SLOWEST_BYTE_SECONDS if known is None else known)
@@ -118,12 +113,9 @@ class LinkCost:
 
 @dataclass(frozen=True)
 class SourceArena:
-    """Arena of this node as the source of chunks.
-
-    steps: counter of the finished layers of the forwards filling it. ranks: number of ranks; each
-    has an arena of `slabs` slabs, one behind another in the memory. REQUIRES: transport has
-    registered at least this memory.
-    """
+    """Arena of this node as the source of chunks. steps: counter of the finished layers of the
+    forwards filling it. ranks: number of ranks; each has an arena of `slabs` slabs, one behind
+    another in the memory. REQUIRES: transport has registered at least this memory."""
 
     slabs: int
     transport: Transport
@@ -133,8 +125,7 @@ class SourceArena:
     ranks: int = 1
 
     def part(self, layout: CacheLayout) -> CacheLayout:
-        """Return the layout of each rank's arena. layout: layout of a single rank with all
-        heads."""
+        """Return the layout of each rank's arena. layout: of a single rank with all heads."""
         return layout if self.ranks == 1 else rank_layout(layout, self.ranks, 0)
 
     @staticmethod
@@ -204,12 +195,10 @@ class Peer:
 
 
 class WriteLeases:
-    """Peers this node may write to: the links to them, and the leases for writing.
-
-    Knows no transfers and no transports. Thread rule: any thread, one lock. Invariant: a lease
-    counts from the time this node asked for the granted renewal. The peer counts from the later
-    time of the question's arrival, so it never believes the lease over too early.
-    """
+    """Peers this node may write to: the links to them, and the leases for writing. Knows no
+    transfers and no transports. Thread rule: any thread, one lock. Invariant: a lease counts from
+    the time this node asked for the granted renewal. The peer counts from the later time of the
+    question's arrival, so it never believes the lease over too early."""
 
     def __init__(self, lease_seconds: float, clock: Clock) -> None:
         self._lease_seconds = lease_seconds
@@ -273,7 +262,6 @@ class WriteLeases:
             del self._leaving[name]
 
     def has_endpoint(self, name: str) -> bool:
-        """Return True if the peer is connected, or is removed and its endpoints are not closed
-        yet."""
+        """Return True if the peer is connected, or removed with endpoints still open."""
         with self._lock:
             return name in self._peers or name in self._leaving

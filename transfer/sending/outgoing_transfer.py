@@ -108,8 +108,7 @@ class OutgoingTransfer:
 
     @property
     def has_something_to_end(self) -> bool:
-        """Return True if a chunk is in flight, the transfer is stopped, or its last chunk was
-        taken."""
+        """Return True if a chunk is in flight, the last one was taken, or it is stopped."""
         if self.posted or self.stop_reason is not None:
             return True
         return self._last_planned and not self.waiting
@@ -157,15 +156,12 @@ class OutgoingTransfer:
         if self._planned_end is None and plan.first_logical_page > lacks:
             raise ChunkPlanError(
                 f"transfer {self.transfer_id}: the first plan starts at page "
-                f"{plan.first_logical_page}, the "
-                f"receiver lacks pages from {lacks}"
+                f"{plan.first_logical_page}, the receiver lacks pages from {lacks}"
             )
         if self._planned_end is not None and plan.first_logical_page != self._planned_end:
             raise ChunkPlanError(
-                f"transfer {self.transfer_id}: a plan starts at page "
-                f"{plan.first_logical_page}, the "
-                "one "
-                f"before ended at {self._planned_end}; plan whole pages, each once"
+                f"transfer {self.transfer_id}: a plan starts at page {plan.first_logical_page}, "
+                f"the one before ended at {self._planned_end}; plan whole pages, each once"
             )
         return plan.end_logical_page
 
@@ -193,8 +189,7 @@ class OutgoingTransfer:
         return next_tick is not None and next_tick <= tick
 
     def take_ready(self, tick: float) -> LayerChunk | None:
-        """Take the next chunk from the queue; None if its layers need a step above `tick`, or no
-        chunk waits."""
+        """Take the next waiting chunk; None without one, or if it needs a step above `tick`."""
         return self.waiting.popleft() if self.has_ready(tick) else None
 
     def flushed(self, posted: Posted) -> None:
@@ -208,13 +203,7 @@ class OutgoingTransfer:
         self._bytes += posted.bytes
         self._digests.append(ChunkDigest(header, digest))
         self._timeline.append(
-            ChunkTiming(
-                header.sequence,
-                *self._finished(posted),
-                at,
-                now,
-                posted.bytes,
-            )
+            ChunkTiming(header.sequence, *self._finished(posted), at, now, posted.bytes)
         )
 
     def _finished(self, posted: Posted) -> tuple[tuple[float, ...], float]:

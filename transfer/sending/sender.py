@@ -92,8 +92,7 @@ class Sender:
         settings: SenderSettings | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """layout: layout of a single rank with all heads. arenas: arenas sent from; peers have as
-        many."""
+        """layout: of a single rank with all heads. arenas: sent from; peers have as many."""
         self.settings = settings or SenderSettings()
         self.counters = SenderCounters()
         self._layout = layout
@@ -104,8 +103,7 @@ class Sender:
         self._transfers: dict[int, OutgoingTransfer] = {}
         self._turns = FairQueue()
         self._forced: set[tuple[str, int]] = set()
-        """Transfers (peer, id) with a drain given up: their posted chunks may arrive at any
-        time."""
+        """Transfers (peer, id) with a drain given up: their chunks may arrive at any time."""
         self._bell = Bell()
         """Bell to wake the transfer thread."""
         self._stopping = threading.Event()
@@ -139,12 +137,9 @@ class Sender:
         self, peer: str, addresses: Sequence[ArenaAddress], asked_at: float | None = None
     ) -> None:
         """Connect to `peer`: open a link from each of this node's arenas to the peer's arena at the
-        same index of `addresses`.
-
-        Both nodes have this layout. The lease starts now, or at `asked_at`: the time when this node
-        asked the peer to connect. Raises TransportError. A name is used for one connection and
-        never again.
-        """
+        same index of `addresses`. Both nodes have this layout. The lease starts now, or at
+        `asked_at`: the time when this node asked the peer to connect. Raises TransportError. A name
+        is used for one connection and never again."""
         if len(addresses) != len(self._arenas):
             raise TransportError(
                 f"peer {peer} has {len(addresses)} arenas, this node {len(self._arenas)}; start "
@@ -221,11 +216,9 @@ class Sender:
 
     def plan_forward(self, transfer_id: int, plan: FinishedLayers) -> None:
         """Plan the transfer's layers finished by the next forward; call it before their first tick.
-
         Plans follow one another: whole pages, each once. The first plan starts at most at the
         destination's first page, the last (with state_slot) ends at the destination's end. A plan
-        breaking this ends the transfer, and raises nothing. An ended transfer ignores plans.
-        """
+        breaking this ends the transfer, and raises nothing. An ended transfer ignores plans."""
         now = self._clock()
         with self._lock:
             outgoing = self._transfers.get(transfer_id)
@@ -270,11 +263,9 @@ class Sender:
 
     def abort(self, transfer_id: int, peer: str) -> "Future[Drain]":
         """Post nothing more for this transfer. Return a future of its Drain, for the end of its
-        posted chunks.
-
-        Idempotent. An ended transfer, or one of another peer, gets a resolved future: FORCED for a
-        given-up drain, else DRAINED. An aborted transfer's on_end is not called.
-        """
+        posted chunks. Idempotent. An ended transfer, or one of another peer, gets a resolved
+        future: FORCED for a given-up drain, else DRAINED. An aborted transfer's on_end is not
+        called."""
         now = self._clock()
         with self._lock:
             outgoing = self._transfers.get(transfer_id)
@@ -403,8 +394,7 @@ class Sender:
         return self._end_if_over(transfer) or moved
 
     def _load_next(self, leaving: "list[Leaving]", transfer: OutgoingTransfer) -> bool:
-        """Take the transfer's next chunk and load it into `leaving`; return True if there was
-        one."""
+        """Load the transfer's next chunk into `leaving`; return True if there was one."""
         source = transfer.link.chunk_source
         with self._lock:
             chunk = transfer.take_ready(transfer.link.ready_until)
@@ -664,12 +654,10 @@ _POLL_SECONDS = 0.01
 async def connect_within(
     seconds: float, sender: Sender, name: str, node: NodeIdentity, asked_at: float | None = None
 ) -> None:
-    """Open the endpoints to a peer within `seconds`, even if the transport hangs.
-
-    Arguments are as in Sender.connect. Keeps nothing. Thread rule: the event loop; the transport's
-    part runs in a thread of its own. Invariant: an endpoint opened too late, or after the caller
-    was cancelled, is released. Raises TransportError, also after `seconds`.
-    """
+    """Open the endpoints to a peer within `seconds`, even if the transport hangs. Arguments are as
+    in Sender.connect. Keeps nothing. Thread rule: the event loop; the transport's part runs in a
+    thread of its own. Invariant: an endpoint opened too late, or after the caller was cancelled, is
+    released. Raises TransportError, also after `seconds`."""
     connecting = asyncio.ensure_future(
         asyncio.to_thread(sender.connect, name, node.arenas, asked_at)
     )

@@ -67,13 +67,8 @@ class _RoutedTransfer(Transfer):
 
 
 @dataclass(frozen=True)
-class _RoutedHeld(HeldTransfer):
-    member: Transport
+class _RoutedHeld(_RoutedTransfer, HeldTransfer):
     transfer: HeldTransfer
-
-    @property
-    def ended_at(self) -> float | None:
-        return self.transfer.ended_at
 
     @property
     def posted_at(self) -> float | None:
@@ -182,12 +177,7 @@ class RoutedTransport(Transport):
             return _RoutedEndpoint(name, member, endpoint)
         raise TransportError("; ".join(reasons))
 
-    def post(
-        self,
-        endpoint: Endpoint,
-        segments: Segments,
-        notification: bytes,
-    ) -> Transfer:
+    def post(self, endpoint: Endpoint, segments: Segments, notification: bytes) -> Transfer:
         assert isinstance(endpoint, _RoutedEndpoint)
         self._used[endpoint.name] = self._clock()
         transfer = endpoint.member.post(endpoint.endpoint, segments, notification)
@@ -222,11 +212,11 @@ class RoutedTransport(Transport):
         transfer.member.cancel(transfer.transfer)
 
     def poll(self, transfer: Transfer) -> TransferState:
-        assert isinstance(transfer, _RoutedTransfer | _RoutedHeld)
+        assert isinstance(transfer, _RoutedTransfer)
         return transfer.member.poll(transfer.transfer)
 
     def release(self, transfer: Transfer) -> None:
-        assert isinstance(transfer, _RoutedTransfer | _RoutedHeld)
+        assert isinstance(transfer, _RoutedTransfer)
         transfer.member.release(transfer.transfer)
 
     def notifications(self) -> list[bytes]:
@@ -255,8 +245,7 @@ class RoutedTransport(Transport):
         self._all(lambda member: member.close())
 
     def _all(self, act: Callable[[Transport], None]) -> None:
-        """Call `act` for each member transport, even if one fails. Raises TransportError if any
-        failed."""
+        """Call `act` for each member transport. Raises TransportError afterwards if any failed."""
         failures = []
         for name, member in self._members.items():
             try:
@@ -275,11 +264,9 @@ def _connected(member: Transport, name: str, parts: Mapping[str, bytes]) -> Endp
 
 def build_transport(kind: str, name: str, device: torch.device) -> Transport:
     """Build a node's transport. kind: one of TRANSPORTS, the same on both nodes of a pair. name:
-    the node's name. device: device of the arena.
-
-    The kind `auto` chooses for each peer: peer_copy if both nodes are on one host and their GPUs
-    reach each other, else nixl. Raises TransportError if the kind cannot work here.
-    """
+    the node's name. device: device of the arena. The kind `auto` chooses for each peer: peer_copy
+    if both nodes are on one host and their GPUs reach each other, else nixl. Raises TransportError
+    if the kind cannot work here."""
     builders: dict[str, Work[Transport]] = {
         "peer_copy": partial(_peer_copy, device),
         "nixl": lambda: NixlTransport(name, *nixl_memory(device)),
@@ -302,8 +289,7 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
 
 
 def _expecting(transport: Transport) -> Transport:
-    """Return the transport, after it began preparing for its first peers; weights are loaded
-    meanwhile."""
+    """Return the transport, preparing for its first peers while weights are loaded."""
     try:
         transport.expect_peers()
     except TransportError:

@@ -128,12 +128,7 @@ class LoopbackTransport(Transport):
             raise TransportError(f"no loopback node of the name {metadata!r} in this process")
         return _LoopbackEndpoint(node)
 
-    def post(
-        self,
-        endpoint: Endpoint,
-        segments: Segments,
-        notification: bytes,
-    ) -> Transfer:
+    def post(self, endpoint: Endpoint, segments: Segments, notification: bytes) -> Transfer:
         assert isinstance(endpoint, _LoopbackEndpoint)
         if self._node is None:
             raise TransportError("loopback: register the arena before posting")

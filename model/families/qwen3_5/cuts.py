@@ -21,6 +21,16 @@ from tasuki.model.weights.shard import (
     unknown_weight,
 )
 
+_WHOLE = frozenset(
+    {
+        *("embed_tokens", "norm", "q_norm", "k_norm", "input_layernorm"),
+        *("post_attention_layernorm", "gate", "shared_expert_gate", "fc"),
+        *("pre_fc_norm_embedding", "pre_fc_norm_hidden"),
+    }
+)
+"""Names of weights present whole on every rank. A norm covers one head or the whole residual
+stream. Routers must choose alike on every rank. An embedding is only looked up."""
+
 
 @dataclass(frozen=True)
 class Qwen35Cuts:
@@ -29,32 +39,91 @@ class Qwen35Cuts:
     config: DeltaNetConfig
 
     def part(self, shard: Shard) -> DeltaNetConfig:
-        return part_of(self.config, shard)
+        config = self.config
+        self._check_fits(shard)
+        vocabulary = shard.of(config.vocab) if cuts_vocabulary(config, shard) else None
+        return replace(
+            config,
+            query_heads=len(shard.of(config.query_heads)),
+            kv_heads=len(shard.of(config.kv_heads)),
+            key_heads=len(shard.of(config.key_heads)),
+            value_heads=len(shard.of(config.value_heads)),
+            feed_forward=_part_of_feed_forward(shard, config.feed_forward),
+            head_rows=vocabulary,
+        )
 
     def fitting_sizes(self, experts: ExpertCut) -> list[int]:
-        return fitting_sizes(self.config, experts)
+        return [
+            ranks
+            for ranks in range(1, self.config.query_heads + 1)
+            if _misfit(self.config, Shard(0, ranks, experts)) is None
+        ]
+
+    def _check_fits(self, shard: Shard) -> None:
+        """Raise UnfitSize if the model cannot be divided among the shard's number of ranks. A dense
+        model cannot be divided by expert."""
+        is_dense = isinstance(self.config.feed_forward, DenseShape)
+        if shard.experts is ExpertCut.BY_EXPERT and is_dense:
+            raise UnfitSize(
+                "the model has no experts to share out: leave --expert-parallel out, and it is cut "
+                "as every dense model is"
+            )
+        misfit = _misfit(self.config, shard)
+        if misfit is None:
+            return
+        sizes, also = self.fitting_sizes(shard.experts), ""
+        if shard.experts is ExpertCut.BY_WIDTH and not is_dense:
+            more = self.fitting_sizes(ExpertCut.BY_EXPERT)
+            if shard.ranks in more:
+                also = f", or these with --expert-parallel: {_listed(more)}"
+        raise UnfitSize(
+            f"the model cannot be shared out among {shard.ranks} ranks: {misfit}; give "
+            f"--tensor-parallel one of {_listed(sizes)}{also}"
+        )
 
     def cut(self, shard: Shard, name: str) -> Cut | None:
-        return cut_of(self.config, shard, name)
+        config = self.config
+        module, leaf = module_and_leaf(name)
+        head, keys, values = config.head_dim, config.key_heads, config.value_heads
+        if leaf in _WHOLE or (leaf == "lm_head" and not cuts_vocabulary(config, shard)):
+            return None
+        if leaf == "lm_head":
+            return cut_segments(shard, 0, (config.vocab, config.vocab))
+        if module == "linear_attn":
+            value = (values, values * config.value_dim)
+            key = (keys, keys * config.key_dim)
+            return {
+                "in_proj_qkv": cut_segments(shard, 0, key, key, value),
+                "conv1d": cut_segments(shard, 0, key, key, value),
+                "in_proj_z": cut_segments(shard, 0, value),
+                "in_proj_b": cut_segments(shard, 0, (values, values)),
+                "in_proj_a": cut_segments(shard, 0, (values, values)),
+                "A_log": cut_segments(shard, 0, (values, values)),
+                "dt_bias": cut_segments(shard, 0, (values, values)),
+                "out_proj": cut_segments(shard, 1, value),
+            }.get(leaf) or unknown_weight(name)
+        if module == "self_attn":
+            query = config.query_heads
+            kv = (config.kv_heads, config.kv_heads * head)
+            return {
+                "q_proj": cut_segments(shard, 0, (query, 2 * query * head)),
+                "k_proj": cut_segments(shard, 0, kv),
+                "v_proj": cut_segments(shard, 0, kv),
+                "o_proj": cut_segments(shard, 1, (query, query * head)),
+            }.get(leaf) or unknown_weight(name)
+        shape = config.feed_forward
+        if isinstance(shape, DenseShape):
+            return _of_width(shard, leaf, shape.intermediate) or unknown_weight(name)
+        if module == "shared_expert":
+            return _of_width(shard, leaf, shape.shared_intermediate) or unknown_weight(name)
+        return _of_experts(shape, shard, name, leaf)
 
     def is_elsewhere(self, shard: Shard, name: str) -> bool:
-        return is_elsewhere(self.config, shard, name)
-
-
-def part_of(config: DeltaNetConfig, shard: Shard) -> DeltaNetConfig:
-    """Return the config of this rank's part of the model, with its heads and widths. Raises
-    UnfitSize."""
-    check_fits(config, shard)
-    vocabulary = shard.of(config.vocab) if cuts_vocabulary(config, shard) else None
-    return replace(
-        config,
-        query_heads=len(shard.of(config.query_heads)),
-        kv_heads=len(shard.of(config.kv_heads)),
-        key_heads=len(shard.of(config.key_heads)),
-        value_heads=len(shard.of(config.value_heads)),
-        feed_forward=_part_of_feed_forward(shard, config.feed_forward),
-        head_rows=vocabulary,
-    )
+        shape = self.config.feed_forward
+        if shard.experts is not ExpertCut.BY_EXPERT or isinstance(shape, DenseShape):
+            return False
+        found = EXPERT_NAME.search(name)
+        return found is not None and int(found[1]) not in shard.of(shape.experts)
 
 
 def _part_of_feed_forward(shard: Shard, shape: DenseShape | MoeShape) -> DenseShape | MoeShape:
@@ -67,42 +136,8 @@ def _part_of_feed_forward(shard: Shard, shape: DenseShape | MoeShape) -> DenseSh
     return replace(shape, intermediate=width, shared_intermediate=shared)
 
 
-def fitting_sizes(config: DeltaNetConfig, experts: ExpertCut) -> list[int]:
-    """Return the possible numbers of ranks for the model, ascending. experts: division of the
-    routed experts."""
-    return [
-        ranks
-        for ranks in range(1, config.query_heads + 1)
-        if _misfit(config, Shard(0, ranks, experts)) is None
-    ]
-
-
-def check_fits(config: DeltaNetConfig, shard: Shard) -> None:
-    """Raise UnfitSize if the model cannot be divided among the shard's number of ranks. A dense
-    model cannot be divided by expert."""
-    if shard.experts is ExpertCut.BY_EXPERT and isinstance(config.feed_forward, DenseShape):
-        raise UnfitSize(
-            "the model has no experts to share out: leave --expert-parallel out, and it is cut as "
-            "every dense model is"
-        )
-    misfit = _misfit(config, shard)
-    if misfit is None:
-        return
-    sizes = fitting_sizes(config, shard.experts)
-    also = ""
-    if shard.experts is ExpertCut.BY_WIDTH and isinstance(config.feed_forward, MoeShape):
-        more = fitting_sizes(config, ExpertCut.BY_EXPERT)
-        if shard.ranks in more:
-            also = f", or these with --expert-parallel: {_listed(more)}"
-    raise UnfitSize(
-        f"the model cannot be shared out among {shard.ranks} ranks: {misfit}; give "
-        f"--tensor-parallel one of {_listed(sizes)}{also}"
-    )
-
-
 def _misfit(config: DeltaNetConfig, shard: Shard) -> str | None:
-    """Return a text naming the first size not divisible among the ranks; None if the model can be
-    divided."""
+    """Return a text naming the first size not divisible among the ranks; None without one."""
     ranks, shape = shard.ranks, config.feed_forward
     counts = {"query heads": config.query_heads, "key heads of GDN layers": config.key_heads}
     if isinstance(shape, DenseShape):
@@ -123,67 +158,6 @@ def _misfit(config: DeltaNetConfig, shard: Shard) -> str | None:
 
 def _listed(sizes: list[int]) -> str:
     return ", ".join(map(str, sizes))
-
-
-_WHOLE = frozenset(
-    {
-        *("embed_tokens", "norm", "q_norm", "k_norm", "input_layernorm"),
-        *("post_attention_layernorm", "gate", "shared_expert_gate", "fc"),
-        *("pre_fc_norm_embedding", "pre_fc_norm_hidden"),
-    }
-)
-"""Names of weights present whole on every rank. A norm covers one head or the whole residual
-stream. Routers must choose alike on every rank. An embedding is only looked up."""
-
-
-def cut_of(config: DeltaNetConfig, shard: Shard, name: str) -> Cut | None:
-    """Return this rank's part of a weight, by the weight's name; None: every rank has the whole
-    weight. config: config of the whole model. REQUIRES: is_elsewhere() is false for the name.
-    Raises WeightsError for an unknown name."""
-    module, leaf = module_and_leaf(name)
-    head, keys, values = config.head_dim, config.key_heads, config.value_heads
-    if leaf in _WHOLE or (leaf == "lm_head" and not cuts_vocabulary(config, shard)):
-        return None
-    if leaf == "lm_head":
-        return cut_segments(shard, 0, (config.vocab, config.vocab))
-    if module == "linear_attn":
-        value = (values, values * config.value_dim)
-        key = (keys, keys * config.key_dim)
-        return {
-            "in_proj_qkv": cut_segments(shard, 0, key, key, value),
-            "conv1d": cut_segments(shard, 0, key, key, value),
-            "in_proj_z": cut_segments(shard, 0, value),
-            "in_proj_b": cut_segments(shard, 0, (values, values)),
-            "in_proj_a": cut_segments(shard, 0, (values, values)),
-            "A_log": cut_segments(shard, 0, (values, values)),
-            "dt_bias": cut_segments(shard, 0, (values, values)),
-            "out_proj": cut_segments(shard, 1, value),
-        }.get(leaf) or unknown_weight(name)
-    if module == "self_attn":
-        query = config.query_heads
-        kv = (config.kv_heads, config.kv_heads * head)
-        return {
-            "q_proj": cut_segments(shard, 0, (query, 2 * query * head)),
-            "k_proj": cut_segments(shard, 0, kv),
-            "v_proj": cut_segments(shard, 0, kv),
-            "o_proj": cut_segments(shard, 1, (query, query * head)),
-        }.get(leaf) or unknown_weight(name)
-    shape = config.feed_forward
-    if isinstance(shape, DenseShape):
-        return _of_width(shard, leaf, shape.intermediate) or unknown_weight(name)
-    if module == "shared_expert":
-        return _of_width(shard, leaf, shape.shared_intermediate) or unknown_weight(name)
-    return _of_experts(shape, shard, name, leaf)
-
-
-def is_elsewhere(config: DeltaNetConfig, shard: Shard, name: str) -> bool:
-    """Return true if the tensor belongs to an expert of another rank. Return false if each rank has
-    a part of every expert."""
-    shape = config.feed_forward
-    if shard.experts is not ExpertCut.BY_EXPERT or isinstance(shape, DenseShape):
-        return False
-    found = EXPERT_NAME.search(name)
-    return found is not None and int(found[1]) not in shard.of(shape.experts)
 
 
 def _of_experts(shape: MoeShape, shard: Shard, name: str, leaf: str) -> Cut | None:

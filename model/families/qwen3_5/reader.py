@@ -4,10 +4,6 @@ Knows nested and flat files, published names of layer kinds, and the only suppor
 that would otherwise be ignored. Each error names the file, the field and the fix.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.config_json import ConfigFields, ConfigFile, RopeSettings
 from tasuki.model.layer_kind import MODEL_KINDS, LayerKind
@@ -35,22 +31,8 @@ def read_config(file: ConfigFile) -> DeltaNetConfig:
     return ConfigReader(file, DENSE_TYPES, MOE_TYPES).config()
 
 
-def load_config(directory: Path | str) -> DeltaNetConfig:
-    """Return the shape of the model in a checkpoint folder. Raises ModelConfigError."""
-    return read_config(ConfigFile.load(directory))
-
-
-def config_of(
-    raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None, source: str = "config"
-) -> DeltaNetConfig:
-    """Return the shape described by the contents of config.json and generation_config.json. source:
-    name of the file in error messages. Raises ModelConfigError."""
-    return read_config(ConfigFile.of(raw, generation, source))
-
-
 class ConfigReader:
-    """A reader of one config.json. It knows the meaning of the fields. Each error names the field
-    at fault."""
+    """A reader of one config.json, by its fields' meaning. Each error names the field."""
 
     def __init__(self, file: ConfigFile, dense: frozenset[str], experts: frozenset[str]) -> None:
         """dense, experts: values of model_type of models without and with experts."""

@@ -24,23 +24,13 @@ from tasuki.model.backends.base import (
     Backend,
     BatchOperators,
     DraftOperators,
-    EntryOperators,
     Operators,
-    StepEntries,
     StepOperators,
 )
 from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.drafts import DraftHead, NoDraftLayer
-from tasuki.model.forward import (
-    Batch,
-    Gather,
-    LayerHooks,
-    NullHooks,
-    RowSpan,
-    one_rank,
-    put_rows,
-)
+from tasuki.model.forward import Batch, Gather, LayerHooks, NullHooks, RowSpan, one_rank, put_rows
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import DraftWeights, GdnWeights, LayerWeights
@@ -60,29 +50,8 @@ def of_model(weights: ModelWeights) -> DraftWeights:
     return weights.draft
 
 
-def keep_entries(
-    tokens: Tensor, hidden: Tensor, weights: ModelWeights, entries: EntryOperators, arena: Arena
-) -> None:
-    """Write the draft layer's KV of a forward's tokens into their pages. Write the hidden state of
-    the last token into every slot written by the forward. tokens [T]; hidden [T, width]: hidden
-    states after the model's final norm. Raises NoDraftLayer."""
-    draft, carry = of_model(weights), arena.views("carry")[0]
-    entries.write(tokens, hidden, weights.embedding, draft, arena.views("kv")[-1], carry)
-    entries.carry_over(hidden, carry)
-
-
-def begin_step(tokens: Tensor, weights: ModelWeights, entries: StepEntries, arena: Arena) -> None:
-    """Start to write the draft layer's KV of a decode step's tokens [B]. It runs in parallel with
-    the following computations. Raises NoDraftLayer."""
-    draft = of_model(weights)
-    with entries.beside():
-        kv, carry = arena.views("kv")[-1], arena.views("carry")[0]
-        entries.write(tokens, None, weights.embedding, draft, kv, carry)
-
-
 class Qwen35Model:
-    """A Qwen3.5 model with its weights. REQUIRES: the arena's layout is config.cache_layout(...);
-    the page and slot ids of a batch are inside the arena."""
+    """`Model` of this family."""
 
     def __init__(
         self,
@@ -109,9 +78,6 @@ class Qwen35Model:
         hooks: LayerHooks,
         score: Callable[[HeadOf], None] | None = None,
     ) -> Tensor:
-        """Run a batch through the model, and write its pages and slots. Return the logits [B,
-        vocab] float32 of each sequence's last token. score: called with a function to compute other
-        rows' logits; None: no other rows are needed."""
         found = self.run(batch, arena, hooks)
         if score is not None:
             score(found.head)
@@ -131,21 +97,13 @@ class Qwen35Model:
         return Qwen35Forward(self, tokens, branch, residual, operators, arena)
 
     def carried(self, arena: Arena) -> Tensor:
-        """Return the hidden state after the last token of each slot, [slots, hidden]. REQUIRES: the
-        arena has a draft layer."""
         return arena.views("carry")[0]
 
     def beside(self) -> "tuple[Qwen35Model, Notice]":
-        """Return a model for forwards in parallel with this one's; see Model."""
         return self, lambda: None
 
     @torch.inference_mode()
     def draft_logits(self, hidden: Tensor, batch: Batch, arena: Arena) -> tuple[Tensor, Tensor]:
-        """Return the draft layer's prediction after each of the batch's tokens: (logits [T, vocab]
-        float32, hidden states [T, hidden]). hidden [T, hidden]: hidden state of the token before
-        each token. For a sampled token it comes from the model's final norm, for a draft from this
-        method. Writes the draft layer's KV of the tokens. REQUIRES: every token is at position 1 or
-        later; the draft layer's KV of earlier tokens exists."""
         operators = self.backend.bind(batch)
         if not isinstance(operators, TorchOperators):
             device = self.weights.embedding.device
@@ -157,7 +115,6 @@ class Qwen35Model:
 
     @property
     def draft_ids(self) -> Tensor | None:
-        """Return the token ids allowed as drafts, [n] int64, ascending; None: any token."""
         return None if self._drafts is None else self._drafts.ids
 
     def guess(
@@ -184,13 +141,13 @@ class Qwen35Model:
         """Store the draft layer's KV and carried hidden states for tokens [T]. branch, residual:
         the result of layers() for these tokens. REQUIRES: the arena has a draft layer. Raises
         NoDraftLayer."""
-        layer = self.config.layers
-        of_model(self.weights)
+        layer, weights, draft = self.config.layers, self.weights, of_model(self.weights)
         hooks.before_layer(layer)
-        entries = operators.entries()
-        hidden = entries.normed(branch, residual, self.weights.norm)
+        entries, carry = operators.entries(), arena.views("carry")[0]
+        hidden = entries.normed(branch, residual, weights.norm)
         hooks.mixer_inputs(layer, hidden)
-        keep_entries(tokens, hidden, self.weights, entries, arena)
+        entries.write(tokens, hidden, weights.embedding, draft, arena.views("kv")[-1], carry)
+        entries.carry_over(hidden, carry)
         hooks.cache_written(layer)
         hooks.after_layer(layer, _sum_of(branch, residual))
 
@@ -199,17 +156,17 @@ class Qwen35Model:
         layer's KV and hidden states if the arena has such a layer. A CUDA graph may capture it."""
         if not arena.layout.draft_layers:
             return self.layers(tokens, operators, arena, NullHooks())
+        weights, draft, carry = self.weights, of_model(self.weights), arena.views("carry")[0]
         entries = operators.step_entries()
-        begin_step(tokens, self.weights, entries, arena)
+        with entries.beside():
+            kv = arena.views("kv")[-1]
+            entries.write(tokens, None, weights.embedding, draft, kv, carry)
         branch, residual = self.layers(tokens, operators, arena, NullHooks())
-        entries.carry_over(branch, residual, self.weights.norm, arena.views("carry")[0])
+        entries.carry_over(branch, residual, weights.norm, carry)
         return branch, residual
 
     @torch.inference_mode()
     def fold(self, batch: Batch, inputs: Mapping[int, Tensor], arena: Arena) -> None:
-        """Advance and store the states of a batch, for tokens computed before. inputs: by layer,
-        the tensors received by hooks.mixer_inputs() for these tokens. Only layers with a state are
-        read."""
         operators = self.backend.bind(batch)
         for layer, weights in enumerate(self.weights.layers):
             mixer = weights.mixer
@@ -220,8 +177,7 @@ class Qwen35Model:
             operators.entries().carry_over(inputs[self.config.layers], arena.views("carry")[0])
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
-        """Return the logits [n, vocab] in the model's dtype, for some or all rows of the result of
-        layers()."""
+        """Return the logits [n, vocab] in the model's dtype, for any rows of layers()' result."""
         return self._gather(self.own_head(branch, residual, operators))
 
     def own_head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
@@ -230,13 +186,10 @@ class Qwen35Model:
         return operators.norm_head(branch, residual, weights.norm, weights.head)
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Return the logits of the whole vocabulary, given this rank's part from own_head(). All
-        ranks call it together."""
         return self._gather(logits)
 
     @property
     def own_slice(self) -> Slice | None:
-        """Return this rank's part of the vocabulary, as computed by own_head(); None: all of it."""
         rows = self.config.head_rows
         return None if rows is None else Slice(rows.start, self._gather)
 

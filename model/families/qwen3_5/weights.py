@@ -29,8 +29,7 @@ from tasuki.utils.logs import Progress, no_progress
 
 @dataclass(frozen=True)
 class ModelWeights(Weights):
-    """Weights of a model. norm: [hidden] fp32, 1 + w. draft: None if the config has no draft
-    layer."""
+    """Weights of a model. norm: [hidden] fp32, 1 + w. draft: None without a draft layer."""
 
     layers: tuple[LayerWeights, ...]
     norm: Tensor
@@ -52,8 +51,7 @@ def assemble(
 def random_weights(
     config: DeltaNetConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> ModelWeights:
-    """Return random weights. Activations stay near unit size, and logits spread widely, so that
-    ties are rare."""
+    """Return random weights. Activations stay near unit size, and logits spread widely."""
     return assemble(config, RandomSource(seed, device), dtype, device)
 
 

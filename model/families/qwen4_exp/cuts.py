@@ -7,13 +7,8 @@ and the n-gram table with its layer.
 
 from dataclasses import dataclass
 
-from tasuki.model.families.qwen3_5.cuts import (
-    cut_of,
-    fitting_sizes,
-    is_elsewhere,
-    part_of,
-)
-from tasuki.model.weights.shard import Cut, ExpertCut, Shard, module_and_leaf
+from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
+from tasuki.model.weights.shard import Cut, Shard, module_and_leaf
 
 from .config import Qwen4ExpConfig
 
@@ -26,23 +21,17 @@ _WHOLE_LEAVES = frozenset(
 
 
 @dataclass(frozen=True)
-class Qwen4ExpCuts:
+class Qwen4ExpCuts(Qwen35Cuts):
     """`RankCuts` of one whole model."""
 
     config: Qwen4ExpConfig
 
     def part(self, shard: Shard) -> Qwen4ExpConfig:
-        found = part_of(self.config, shard)
+        found = super().part(shard)
         assert isinstance(found, Qwen4ExpConfig)
         return found
-
-    def fitting_sizes(self, experts: ExpertCut) -> list[int]:
-        return fitting_sizes(self.config, experts)
 
     def cut(self, shard: Shard, name: str) -> Cut | None:
         if module_and_leaf(name)[1] in _WHOLE_LEAVES or ".ple." in name:
             return None
-        return cut_of(self.config, shard, name)
-
-    def is_elsewhere(self, shard: Shard, name: str) -> bool:
-        return is_elsewhere(self.config, shard, name)
+        return super().cut(shard, name)

@@ -100,8 +100,7 @@ class _Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the watching thread and the trial server. Return once the server has ended. A second
-        call does nothing."""
+        """Stop the watching thread and the trial server. Return once it has ended. Idempotent."""
         with self._lock:
             if self._stops:
                 return
@@ -235,8 +234,7 @@ class GrammarTrials:
         outcome_raised(await asyncio.wrap_future(self.verdict(caller, kind, source)))
 
     def warm_up(self) -> None:
-        """Start the trial server now, before the first grammar. Do nothing if it cannot be
-        reached."""
+        """Start the trial server before the first grammar. Do nothing if it is unreachable."""
         try:
             self._connected()
         except OSError:
@@ -273,8 +271,7 @@ class _Waiting:
 
 
 class _Link:
-    """One connection to the trial server. Its own thread reads and writes, so no caller blocks on
-    the server."""
+    """One connection to the trial server. Its own thread reads and writes; no caller blocks."""
 
     def __init__(self, address: str, remembered: _Verdicts) -> None:
         """remembered: cache for final verdicts. Raises OSError if the server's socket does not

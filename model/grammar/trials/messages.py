@@ -71,8 +71,7 @@ class BrokenFrame(ValueError):
 
 
 def frame_of(message: msgspec.Struct) -> bytes:
-    """Return the message encoded as one frame. Raises UnicodeEncodeError if a text is not valid
-    Unicode."""
+    """Return the message as one frame. Raises UnicodeEncodeError for invalid Unicode."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 

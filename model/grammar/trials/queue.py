@@ -72,8 +72,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """Action for the server: kill the child process of the trial, and report its end like any
-    other."""
+    """Action for the server: kill the trial's child, and report its end like any other."""
 
     trial: TrialId
 
@@ -142,8 +141,7 @@ class _Use:
 
 
 class TrialQueue:
-    """The queue of grammar trials. Every call gives the time `now`, in seconds of one monotonic
-    clock."""
+    """The queue of grammar trials. now: seconds of one monotonic clock, in every call."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
@@ -221,8 +219,7 @@ class TrialQueue:
         return [*answers, *self._started(now)]
 
     def overdue(self, now: float) -> list[Action]:
-        """Give up the trials running for longer than `patience`. Return the actions to kill
-        them."""
+        """Give up trials running for longer than `patience`. Return the actions to kill them."""
         late = [
             (trial, running)
             for trial, running in self._running.items()
@@ -233,8 +230,7 @@ class TrialQueue:
         return [Kill(trial) for trial, _ in late]
 
     def _started(self, now: float) -> list[Action]:
-        """Move waiting sources to running, as far as the bounds allow. Return the actions to start
-        them."""
+        """Move waiting sources to running, within the bounds. Return the actions to start them."""
         starts: list[Action] = []
         while len(self._running) < self._bounds.most_running:
             caller = self._next_caller(now)

@@ -39,8 +39,7 @@ _OUT_OF_MEMORY = Verdict(
 )
 
 Try = Callable[["Trees", Source], Verdict]
-"""Function that compiles a source and returns the verdict. It runs in the child process of a
-trial."""
+"""Function that compiles a source and returns the verdict. It runs in a trial's child."""
 
 
 @dataclass(frozen=True)

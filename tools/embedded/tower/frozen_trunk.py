@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import DeltaNetConfig, DenseShape
-from tasuki.model.families.qwen3_5.reader import load_config
+from tasuki.model.families.registry import load_config
 from tasuki.model.layer_kind import LayerKind
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.vision.prompt_positions import rotary_axes
@@ -44,6 +44,7 @@ class FrozenTrunk:
         float32. sections: rotary pairs of frames, rows and columns. Raises ModelConfigError,
         OSError."""
         config = load_config(folder)
+        assert isinstance(config, DeltaNetConfig)
         if not isinstance(config.feed_forward, DenseShape):
             raise ValueError(f"{folder}: has experts; only a dense model is computed here")
         wide = torch.bfloat16 if device.startswith("cuda") else torch.float32

@@ -17,21 +17,15 @@ from pathlib import Path
 Address = tuple[str, int]
 """(numeric address, port) of a connection's end, as in getsockname()."""
 
-_TABLES = {
-    Path("/proc/self/net/tcp"): socket.AF_INET,
-    Path("/proc/self/net/tcp6"): socket.AF_INET6,
-}
+_TABLES = {Path("/proc/self/net/tcp"): socket.AF_INET, Path("/proc/self/net/tcp6"): socket.AF_INET6}
 _LOCAL, _REMOTE, _INODE = 1, 2, 9
 
 
 def owned_connections() -> frozenset[tuple[Address, Address]]:
     """Return (local address, remote address) of every TCP connection end held by a process, from
-    /proc/net/tcp and tcp6.
-
-    An end missing in the result is on another host or in another namespace, or its process is dead
-    or has closed it. Pure reading. Knows addresses and owners, nothing of a connection's use. Sees
-    one network namespace: this process's.
-    """
+    /proc/net/tcp and tcp6. An end missing in the result is on another host or in another namespace,
+    or its process is dead or has closed it. Pure reading. Knows addresses and owners, nothing of a
+    connection's use. Sees one network namespace: this process's."""
     return frozenset(
         (_address(fields[_LOCAL], family), _address(fields[_REMOTE], family))
         for table, family in _TABLES.items()
@@ -53,8 +47,7 @@ def is_ours(address: str) -> bool:
 
 
 def _address(text: str, family: socket.AddressFamily) -> Address:
-    """Return the address given in the kernel table's hexadecimal form, with 32-bit words in the
-    host's byte order."""
+    """Return the address in the kernel table's hexadecimal form, 32-bit words in host order."""
     digits, port = text.split(":")
     words = bytes.fromhex(digits)
     packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
@@ -166,8 +159,7 @@ def _handles() -> list[int]:
 
 @contextmanager
 def _tcp_socket(handle: int) -> Iterator[socket.socket | None]:
-    """Yield a duplicate of the file descriptor's socket, closed afterwards; None if it is no TCP
-    socket."""
+    """Yield a duplicate of a descriptor's socket, closed afterwards; None if it is not TCP."""
     try:
         if not stat.S_ISSOCK(os.fstat(handle).st_mode):
             yield None

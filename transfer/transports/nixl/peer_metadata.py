@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 
 from tasuki.transfer.chunks.descriptors import Strip
 from tasuki.transfer.errors import MetadataUnusable, TransportError
+from tasuki.transfer.peer_values import integer
 
 from .probe_process import REQUEST
 
@@ -63,8 +64,7 @@ class NixlAddress:
 
     @staticmethod
     def unpack(metadata: bytes) -> "NixlAddress":
-        """Return the address. Raises TransportError on data impossible for a node of this
-        version."""
+        """Return the address. Raises TransportError on data impossible for this version."""
         # Limited before it is parsed, because deeply nested JSON overflows the interpreter's stack.
         line, _, blob = metadata[: _LONGEST_LINE + _LARGEST_BLOB + 1].partition(b"\n")
         try:
@@ -72,11 +72,11 @@ class NixlAddress:
                 raise ValueError(f"{len(metadata)} bytes are too many")
             read = json.loads(line)
             made = NixlAddress(
-                address=_integer(read["address"], _ADDRESS_SPACE - 1),
-                size=_integer(read["size"], _LARGEST_ARENA),
-                device=_integer(read["device"], _MOST_DEVICES),
+                address=integer(read["address"], _ADDRESS_SPACE - 1),
+                size=integer(read["size"], _LARGEST_ARENA),
+                device=integer(read["device"], _MOST_DEVICES),
                 memory=read["memory"],
-                ports=tuple(_integer(port, _HIGHEST_PORT) for port in read["ports"][:_MOST_PORTS]),
+                ports=tuple(integer(port, _HIGHEST_PORT) for port in read["ports"][:_MOST_PORTS]),
                 blob=blob,
             )
             if made.memory not in _MEMORIES:
@@ -86,12 +86,6 @@ class NixlAddress:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise TransportError(f"the peer's NIXL metadata cannot be read: {error!r}") from error
         return made
-
-
-def _integer(value: object, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"a number is not in [0, {most}]")
-    return value
 
 
 _MODULE = f"{__package__}.probe_process"
@@ -136,8 +130,7 @@ class MetadataProbe:
         self._closed = False
 
     def start(self) -> None:
-        """Start the trial process without waiting for it, so the first trial need not wait. Raises
-        MetadataUnusable."""
+        """Start the trial process without a wait, for the first trial. Raises MetadataUnusable."""
         with self._lock:
             self._running()
 

@@ -82,8 +82,7 @@ class NixlTransport(Transport):
     GPU's index, 0 for DRAM."""
 
     def __init__(self, name: str, memory: str = "DRAM", device: int = 0) -> None:
-        """Make the NIXL agent. Raises TransportError if NIXL is not installed or its UCX cannot
-        start."""
+        """Make the NIXL agent. Raises TransportError without NIXL, or if UCX cannot start."""
         self._memory = memory
         self._device = device
         self._lock = threading.Lock()
@@ -109,8 +108,7 @@ class NixlTransport(Transport):
 
     @property
     def retry_seconds(self) -> float:
-        """Return the retry time of RDMA, in seconds. TCP retries for minutes, but sever() ends its
-        retries."""
+        """Return the retry time of RDMA, in seconds. TCP retries for minutes, until sever()."""
         return max(1.0, retry_bound(os.environ["UCX_RC_TIMEOUT"], os.environ["UCX_RC_RETRY_COUNT"]))
 
     @property
@@ -176,8 +174,7 @@ class NixlTransport(Transport):
         return endpoint
 
     def _added(self, agent: str, address: NixlAddress) -> "_NixlEndpoint":
-        """Add the peer's NIXL agent and return its endpoint. Raises TransportError, and then leaves
-        no new agent."""
+        """Add the peer's NIXL agent; return its endpoint. A TransportError leaves no new agent."""
         sharing = [other for other in self._endpoints if other.agent == agent]
         if any(other.blob != address.blob for other in sharing):
             raise TransportError(f"NIXL: another peer is connected as {agent}")
@@ -206,12 +203,7 @@ class NixlTransport(Transport):
         with contextlib.suppress(Exception):
             self._agent.remove_remote_agent(agent)
 
-    def post(
-        self,
-        endpoint: Endpoint,
-        segments: Segments,
-        notification: bytes,
-    ) -> Transfer:
+    def post(self, endpoint: Endpoint, segments: Segments, notification: bytes) -> Transfer:
         assert isinstance(endpoint, _NixlEndpoint)
         with self._lock:
             region = self._registered()
@@ -255,8 +247,7 @@ class NixlTransport(Transport):
     def _by_index(
         self, region: Region, endpoint: _NixlEndpoint, segments: Segments, notification: bytes
     ) -> Any:
-        """Return a write made from the prepared units of both arenas; None if a segment is not made
-        of whole units."""
+        """Return a write of the prepared units; None if a segment is not made of whole units."""
         if self._units is None or endpoint.prepared is None:
             return None
         indices = self._units.indices(segments, region.size, endpoint.size)

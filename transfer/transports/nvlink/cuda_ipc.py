@@ -74,9 +74,7 @@ class CudaIpc:
 
     def export(self, address: int) -> Export:
         """Return a handle of the allocation containing `address`, for mapping by another process.
-
-        Raises TransportError for memory not from cudaMalloc.
-        """
+        Raises TransportError for memory not from cudaMalloc."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         handle = _Handle()
         with self._current():
@@ -96,11 +94,9 @@ class CudaIpc:
         return Export(bytes(handle), address - base.value)
 
     def open(self, export: Export, size: int) -> int:
-        """Map a peer's exported memory of `size` bytes; return its address in this process.
-
-        Raises TransportError, also if the allocation is smaller: a kernel writing behind its end
-        would destroy this process's context.
-        """
+        """Map a peer's exported memory of `size` bytes; return its address in this process. Raises
+        TransportError, also if the allocation is smaller: a kernel writing behind its end would
+        destroy this process's context."""
         if len(export.handle) != HANDLE_BYTES:
             raise TransportError(
                 f"an IPC handle has {HANDLE_BYTES} bytes, not {len(export.handle)}"
@@ -124,8 +120,7 @@ class CudaIpc:
         return base.value + export.offset
 
     def close(self, export: Export, address: int) -> None:
-        """Unmap the memory mapped by open() at `address`. REQUIRES: no kernel still writes to
-        it."""
+        """Unmap the memory mapped by open() at `address`. REQUIRES: no kernel writes to it."""
         with self._current():
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address - export.offset))
 

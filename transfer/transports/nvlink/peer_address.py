@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tasuki.pycache._cpp_cache import Mailbox
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.node_identity import ProcessIdentity
-from tasuki.transfer.peer_values import is_name
+from tasuki.transfer.peer_values import integer, is_name
 
 from .cuda_ipc import HANDLE_BYTES, Export
 
@@ -20,11 +20,8 @@ SECRET_BYTES = 16
 @dataclass(frozen=True)
 class MailboxAddress:
     """Address for a process's notifications on one host: datagrams on a Unix socket, with compiled
-    ends (cpp_cache/dataplane/mailbox.h).
-
-    Its thread rule and invariants are in that header. name: the socket's name. secret: bytes
-    required before each notification.
-    """
+    ends (cpp_cache/dataplane/mailbox.h). Its thread rule and invariants are in that header. name:
+    the socket's name. secret: bytes required before each notification."""
 
     name: str
     secret: bytes
@@ -46,8 +43,7 @@ _HIGHEST_PID = 1 << 22
 
 @dataclass(frozen=True)
 class PeerArena:
-    """Exported arena of one rank. gpu: UUID of its GPU, because processes count GPUs
-    differently."""
+    """Exported arena of one rank. gpu: its UUID, because processes count GPUs differently."""
 
     gpu: str
     memory: Export
@@ -93,8 +89,7 @@ class PeerAddress:
 
     @staticmethod
     def unpack(metadata: bytes) -> "PeerAddress":
-        """Return the address. Raises TransportError on data impossible for a node of this
-        version."""
+        """Return the address. Raises TransportError on data impossible for this version."""
         try:
             # Limited before it is parsed, because deeply nested JSON overflows the interpreter's
             # stack.
@@ -104,14 +99,14 @@ class PeerAddress:
             return PeerAddress(
                 process=ProcessIdentity(
                     _text(read["boot_id"]),
-                    _integer(read["pid_namespace"]),
-                    _integer(read["pid"], _HIGHEST_PID),
-                    _integer(read["start_ticks"]),
+                    integer(read["pid_namespace"]),
+                    integer(read["pid"], _HIGHEST_PID),
+                    integer(read["start_ticks"]),
                 ),
                 arenas=_arenas(read["arenas"]),
-                size=_integer(read["size"]),
+                size=integer(read["size"]),
                 stride=_stride(read["stride"], read["size"]),
-                gate=Export(_bytes(read["gate"], HANDLE_BYTES), _integer(read["gate_offset"])),
+                gate=Export(_bytes(read["gate"], HANDLE_BYTES), integer(read["gate_offset"])),
                 mailbox=MailboxAddress(
                     _text(read["mailbox"]), _bytes(read["secret"], SECRET_BYTES)
                 ),
@@ -124,22 +119,16 @@ def _arenas(value: object) -> tuple[PeerArena, ...]:
     if not isinstance(value, list) or not 0 < len(value) <= _MOST_RANKS:
         raise ValueError(f"a node has 1 to {_MOST_RANKS} arenas")
     return tuple(
-        PeerArena(_text(gpu), Export(_bytes(handle, HANDLE_BYTES), _integer(offset)))
+        PeerArena(_text(gpu), Export(_bytes(handle, HANDLE_BYTES), integer(offset)))
         for gpu, handle, offset in value
     )
 
 
 def _stride(value: object, size: object) -> int:
-    stride = _integer(value)
-    if stride < _integer(size) or not stride:
+    stride = integer(value)
+    if stride < integer(size) or not stride:
         raise ValueError("arenas of a region would lie in one another")
     return stride
-
-
-def _integer(value: object, most: int = (1 << 48) - 1) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"a number is not in [0, {most}]")
-    return value
 
 
 def _text(value: object) -> str:

@@ -30,8 +30,7 @@ _WARPS = 16
 
 @dataclass(frozen=True)
 class Target:
-    """A peer's arena and gate, as addresses in this process. permission: the gate's word while this
-    process may write."""
+    """A peer's arena and gate, as addresses here. permission: the gate's word while writable."""
 
     arena: int
     gate: int
@@ -81,9 +80,7 @@ def naive_store_segments(
         target[remote : remote + length] = source[local : local + length]
 
 
-@triton.jit(
-    do_not_specialize=["source", "target", "gate", "permission", "pieces", "turn", "flag"],
-)
+@triton.jit(do_not_specialize=["source", "target", "gate", "permission", "pieces", "turn", "flag"])
 def _store_kernel(
     source, target, gate, permission, table, segments, turn, flag, CHUNK: tl.constexpr
 ):

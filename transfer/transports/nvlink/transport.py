@@ -1,9 +1,8 @@
 """Transport by a kernel storing into a peer GPU's memory, for processes and GPUs of one host.
 
-Owns the export of this node's arena, its gate and mailbox, and the mapped arenas of peers. Owns
-also the compiled writer (cpp_cache/dataplane/peer_writer.h). The writer launches kernels, watches
-them and sends notifications without the interpreter's lock. Knows no layers and no transfers of
-prompts. Thread rule: base.py's; one lock.
+Owns the export of this node's arena, its gate and mailbox, the mapped arenas of peers, and the
+compiled writer (cpp_cache/dataplane/peer_writer.h). It launches kernels, watches them and notifies
+without the interpreter's lock. Knows no layers or transfers. Thread rule: base.py's; one lock.
 
 Invariants:
 1. Nothing waits for the GPU except disconnect(), because it must not unmap memory still written by
@@ -86,14 +85,7 @@ class _PeerTransfer(Transfer):
         return self.posted.ended_at
 
 
-@dataclass(eq=False)
-class _PeerHeld(HeldTransfer):
-    posted: PeerTransfer
-
-    @property
-    def ended_at(self) -> float | None:
-        return self.posted.ended_at
-
+class _PeerHeld(_PeerTransfer, HeldTransfer):
     @property
     def posted_at(self) -> float | None:
         return self.posted.posted_at
@@ -125,8 +117,7 @@ class PeerCopyTransport(Transport):
         """Bells rung when a notification arrives."""
         self._end_bells: list[Bell] = []
         self._digests: DigestQueue | None = None
-        """Queue computing the digests of held chunks; None before the first. All of them are sent
-        from one arena."""
+        """Queue for the digests of held chunks, all sent from one arena; None before the first."""
         self._endpoints: list[_PeerEndpoint] = []
         self._closed = False
 
@@ -156,8 +147,7 @@ class PeerCopyTransport(Transport):
 
     @property
     def retry_seconds(self) -> float:
-        """Return the seconds until a posted kernel has ended: it runs without delay, because its
-        stream waits for nothing."""
+        """Return the seconds until a posted kernel has ended: its stream waits for nothing."""
         return 0.5
 
     def ring_at_ends(self, bell: Bell) -> None:
@@ -260,12 +250,7 @@ class PeerCopyTransport(Transport):
             if theirs[0] != own and not torch.cuda.can_device_access_peer(own, theirs[0]):
                 raise TransportError(f"GPU {own} cannot access the memory of GPU {theirs[0]}")
 
-    def post(
-        self,
-        endpoint: Endpoint,
-        segments: Segments,
-        notification: bytes,
-    ) -> Transfer:
+    def post(self, endpoint: Endpoint, segments: Segments, notification: bytes) -> Transfer:
         (posted,) = self.post_all(endpoint, [Write(segments, notification)])
         if isinstance(posted, Exception):
             raise posted
@@ -290,8 +275,7 @@ class PeerCopyTransport(Transport):
         return [found[number] for number in range(len(writes))]
 
     def holds(self, endpoint: Endpoint) -> bool:
-        """Return True: this transport can hold writes of chunks sent unchanged, from one arena into
-        one."""
+        """Return True: writes of chunks sent unchanged, from one arena into one, can be held."""
         return True
 
     def hold(
@@ -323,7 +307,7 @@ class PeerCopyTransport(Transport):
         self._registered()[1].cancel(transfer.posted)
 
     def poll(self, transfer: Transfer) -> TransferState:
-        assert isinstance(transfer, _PeerTransfer | _PeerHeld)
+        assert isinstance(transfer, _PeerTransfer)
         match transfer.posted.outcome:
             case PeerOutcome.PENDING:
                 return TransferState.PENDING
@@ -334,7 +318,7 @@ class PeerCopyTransport(Transport):
         raise TransportError(f"peer_copy: {transfer.posted.why}")
 
     def release(self, transfer: Transfer) -> None:
-        assert isinstance(transfer, _PeerTransfer | _PeerHeld)
+        assert isinstance(transfer, _PeerTransfer)
         transfer.posted.release()
 
     def notifications(self) -> list[bytes]:
@@ -371,8 +355,7 @@ class PeerCopyTransport(Transport):
                 self._disconnect(endpoint)
             if self._writer is not None:
                 self._writer.stop()
-            # Its launches read the arena: after this every question is answered, and no launch
-            # follows.
+            # Its launches read the arena: after this all are answered, and no launch follows.
             self._digests = None
             for bell in self._bells:
                 bell.forget(self._mailbox.descriptor)
@@ -399,8 +382,7 @@ def _placed(segments: Segments, here: Spread, there: Spread) -> Segments:
 def _error(
     posted: PeerTransfer, segments: Segments, here: Spread, there: Spread
 ) -> Exception | None:
-    """Return the error of a write not started; None if it was started. segments: the segments to
-    post."""
+    """Return the error of a write not started; None if it was. segments: those to post."""
     match posted.outcome:
         case PeerOutcome.OUTSIDE:
             try:

@@ -1,4 +1,4 @@
-"""Simple reference implementations of the vision tower and of a prompt's positions, for tests.
+"""Simple reference implementations of the vision tower and of a prompt's positions.
 
 Written from the published description, not from the served path. Each patch, head and token is
 computed on its own in float32 from the published tensors, by their published names. Slow: tens of
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .config import PictureTokens, VisionConfig
-from .grid import PictureGrid
+from tasuki.model.vision.config import PictureTokens, VisionConfig
+from tasuki.model.vision.grid import PictureGrid
 
 Tensors = Mapping[str, Tensor]
 """The tower's published tensors, by name without the prefix, such as `blocks.0.norm1.weight`."""
@@ -74,11 +74,7 @@ def _learned(
 
 
 def _block(
-    x: Tensor,
-    places: Sequence[tuple[int, int]],
-    name: str,
-    tensors: Tensors,
-    config: VisionConfig,
+    x: Tensor, places: Sequence[tuple[int, int]], name: str, tensors: Tensors, config: VisionConfig
 ) -> Tensor:
     hidden, size = config.hidden, config.head_dim
     mixed = _affine(_layer_norm(x, f"{name}.norm1", tensors, config), f"{name}.attn.qkv", tensors)
@@ -127,10 +123,7 @@ def reference_positions(
     tokens: Sequence[int], grids: Sequence[PictureGrid], ids: PictureTokens
 ) -> tuple[Tensor, int]:
     """Return the three-axis positions [3, tokens] int64 and the delta of a valid prompt, computed
-    token by token.
-
-    grids: grids of the prompt's pictures, in their order.
-    """
+    token by token. grids: grids of the prompt's pictures, in their order."""
     found: list[tuple[int, int, int]] = []
     next_position, place = 0, 0
     waiting: Callable[[], PictureGrid] = iter(grids).__next__
