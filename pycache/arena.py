@@ -169,10 +169,14 @@ PagePairs = Sequence[tuple[int, int]]
 
 
 def copy_pages_across(source: Arena, target: Arena, pages: PagePairs) -> None:
-    """Copy these pages in every layer with pages, from one arena to another. The first id of each
-    pair is a page of `source`, the second a page of `target`. If both arenas are in host memory,
-    the copy is done on return. Otherwise it joins the calling thread's stream. No Python lock is
-    held while bytes move. REQUIRES: the layouts are equal, and no target page is named twice."""
+    """Copy these pages in every layer with pages, from one arena to another.
+
+    The first id of each pair is a page of `source`, the second a page of `target`. If both arenas
+    are in host memory, the copy is done on return. Otherwise it joins the calling thread's stream.
+    No Python lock is held while bytes move.
+
+    REQUIRES: the layouts are equal, and no target page is named twice.
+    """
     found = _blocks(source).index_select(0, _block_ids(source, [page for page, _ in pages]))
     wanted = _block_ids(target, [page for _, page in pages])
     _blocks(target).index_copy_(0, wanted, found.to(target.bytes.device))

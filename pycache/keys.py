@@ -41,10 +41,12 @@ _SIGN = np.int32(-(2**31))
 
 @dataclass(frozen=True)
 class PictureSource:
-    """All that decides a picture's rows, besides weights. kind: image or video. orientation: the
-    rule that turns its pixels. media: SHA-256 of the encoded bytes, one of an image and two of a
-    pair of frames. height, width: pixels after the resize. constants: the processor's settings, as
-    PixelRules.constants."""
+    """All that decides a picture's rows, besides weights.
+
+    kind: image or video. orientation: the rule that turns its pixels. media: SHA-256 of the encoded
+    bytes, one of an image and two of a pair of frames. height, width: pixels after the resize.
+    constants: the processor's settings, as PixelRules.constants.
+    """
 
     kind: str
     orientation: str

@@ -26,9 +26,11 @@ class Span:
 
 @dataclass(frozen=True)
 class PlacedPart:
-    """One layer's part at `offset` bytes of its block, or of its slot. layer: the layer's index in
-    the model. row_stride: bytes between two rows of the stored tensor's first dimension; other
-    parts' heads may lie between them."""
+    """One layer's part at `offset` bytes of its block, or of its slot.
+
+    layer: the layer's index in the model. row_stride: bytes between two rows of the stored tensor's
+    first dimension; other parts' heads may lie between them.
+    """
 
     layer: int
     part: Part
@@ -60,8 +62,11 @@ class PlacedPart:
 
 @dataclass(frozen=True)
 class BlockRegion:
-    """One layer's part of a page: a block. layer: the layer's index in the model. index: this
-    region's position in the layout's list of regions."""
+    """One layer's part of a page: a block.
+
+    layer: the layer's index in the model. index: this region's position in the layout's list of
+    regions.
+    """
 
     layer: int
     index: int
@@ -276,8 +281,11 @@ def _rows(cache: LayerCache) -> tuple[Span, ...]:
 
 def rank_layout(layout: CacheLayout, ranks: int, rank: int) -> CacheLayout:
     """Return the cache layout of one rank: the same pages and slots, with only this rank's heads
-    and all whole parts. Pure. layout: the layout of a single rank with all heads. Raises ValueError
-    if the heads cannot be divided evenly."""
+    and all whole parts.
+
+    Pure. layout: the layout of a single rank with all heads. Raises ValueError if the heads cannot
+    be divided evenly.
+    """
     parts = {cache: cache.of_rank(ranks, rank) for cache in dict.fromkeys(layout.layers)}
     return replace(layout, layers=tuple(parts[cache] for cache in layout.layers))
 
@@ -292,8 +300,12 @@ class Place(Enum):
 @dataclass(frozen=True)
 class ArenaKey:
     """Name of an arena within its node: the place of its memory (GPU or host), and the
-    tensor-parallel rank of the layers using it. A page or slot id means the same tokens on all
-    ranks of one place. Raises ValueError if rank is not in [0, ranks)."""
+    tensor-parallel rank of the layers using it.
+
+    A page or slot id means the same tokens on all ranks of one place.
+
+    Raises ValueError if rank is not in [0, ranks).
+    """
 
     place: Place = Place.DEVICE
     rank: int = 0

@@ -53,9 +53,13 @@ class EventGap:
 @dataclass(frozen=True, eq=False)
 class PackedEvents:
     """Events of the cache as plain values in a few arrays. The writer makes one copy for any number
-    of events. The reader makes one object for each event. They are changes in order up to the
-    number `sequence`, or a snapshot that replaces all earlier events. numbers, names, pages: see
-    EventBatch.packed(). Iterate on any thread."""
+    of events. The reader makes one object for each event.
+
+    They are changes in order up to the number `sequence`, or a snapshot that replaces all earlier
+    events.
+
+    numbers, names, pages: see EventBatch.packed(). Iterate on any thread.
+    """
 
     sequence: int
     is_snapshot: bool

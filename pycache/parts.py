@@ -50,10 +50,12 @@ _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int16": 2, "ui
 
 @dataclass(frozen=True)
 class Part:
-    """Dense tensor of a page or of a slot in one layer. name: the part's meaning to its family.
-    shape: elements; the first dimension is cut. With FP8_ROWS, a head (or the whole) is its codes,
-    then one scale for each row of the last dimension. Raises ValueError if the cut does not divide
-    the first dimension."""
+    """Dense tensor of a page or of a slot in one layer.
+
+    name: the part's meaning to its family. shape: elements; the first dimension is cut. With
+    FP8_ROWS, a head (or the whole) is its codes, then one scale for each row of the last dimension.
+    Raises ValueError if the cut does not divide the first dimension.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -211,9 +213,12 @@ def layers_text(layers: tuple[LayerCache, ...]) -> str:
 
 def share(pieces: int, ranks: int, rank: int) -> range:
     """Return the range of this rank's pieces, such as heads or experts. Weights, arenas and
-    hand-overs divide heads by this one rule. Pure. Each share is an equal run of neighbouring
-    pieces. With more ranks than pieces, a share is one piece, and neighbouring ranks have the same
-    piece. Raises ValueError unless one of the two numbers divides the other."""
+    hand-overs divide heads by this one rule.
+
+    Pure. Each share is an equal run of neighbouring pieces. With more ranks than pieces, a share is
+    one piece, and neighbouring ranks have the same piece. Raises ValueError unless one of the two
+    numbers divides the other.
+    """
     if pieces % ranks == 0:
         each = pieces // ranks
         return range(rank * each, (rank + 1) * each)

@@ -63,9 +63,12 @@ _CHECKSUM_BYTES = 16
 
 @dataclass(frozen=True)
 class ArenaAddress:
-    """Address of an arena for peers. transport_metadata: bytes to open the arena's memory with,
-    kept out of logs. slabs: size of each rank's arena in slabs (fixed-size parts). ranks: number of
-    ranks; their arenas are one behind another (transfer/ranks/region.py)."""
+    """Address of an arena for peers.
+
+    transport_metadata: bytes to open the arena's memory with, kept out of logs. slabs: size of each
+    rank's arena in slabs (fixed-size parts). ranks: number of ranks; their arenas are one behind
+    another (transfer/ranks/region.py).
+    """
 
     transport_metadata: bytes = field(repr=False)
     slabs: int
@@ -75,9 +78,12 @@ class ArenaAddress:
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """Identity of a node for its peers. epoch: random bytes of this process start, compared for
-    equality only. transport: name of the transport's kind. arenas: arenas open to writes of peers,
-    one for each link; the wire carries one."""
+    """Identity of a node for its peers.
+
+    epoch: random bytes of this process start, compared for equality only. transport: name of the
+    transport's kind. arenas: arenas open to writes of peers, one for each link; the wire carries
+    one.
+    """
 
     name: str
     epoch: bytes

@@ -33,9 +33,11 @@ class ChunkDigest:
 
 @dataclass(frozen=True)
 class ChunkTiming:
-    """Times of a sent layer chunk, in seconds of the sender's monotonic clock. layers_finished: for
-    each layer, when its KV and state were written. begun: sending began. posted: given to the
-    transport. flushed: in the receiver's memory."""
+    """Times of a sent layer chunk, in seconds of the sender's monotonic clock.
+
+    layers_finished: for each layer, when its KV and state were written. begun: sending began.
+    posted: given to the transport. flushed: in the receiver's memory.
+    """
 
     sequence: int
     layers_finished: tuple[float, ...]
@@ -84,9 +86,11 @@ KEPT_CHUNKS = 256
 
 
 class Phase(Enum):
-    """Phase of the three-phase commit, passed by both sides. A pull's destination comes with its
-    first message; a pull sends no token, and does not notify its receiver of the start. Its phases
-    are GRANTED, ACCEPTED at the sender, DONE, VERIFIED."""
+    """Phase of the three-phase commit, passed by both sides.
+
+    A pull's destination comes with its first message; a pull sends no token, and does not notify
+    its receiver of the start. Its phases are GRANTED, ACCEPTED at the sender, DONE, VERIFIED.
+    """
 
     ACCEPTED = "the sender is about to start"
     GRANTED = "the receiver's pages and slot are sent"
@@ -170,7 +174,10 @@ class HandoverTimeline:
 
 class PhaseMarks:
     """Start time of a transfer on one side, and the time of each passed phase. Pure: the caller
-    gives the time. Invariant: a phase is marked once; later marks change nothing."""
+    gives the time.
+
+    Invariant: a phase is marked once; later marks change nothing.
+    """
 
     def __init__(self, began: float) -> None:
         """began: start time in seconds of this side's clock; tracks count from it."""
@@ -253,9 +260,12 @@ TransferEnd = TransferSent | TransferBroke
 
 @dataclass
 class SenderCounters:
-    """Counts of a sender since its start; they only grow. Thread rule: the transfer thread counts,
-    any thread reads. rooms: number of transfers by end: `sent` completely, `broken`, or `forced`
-    (given up before their writes had drained). The other counts cover completely sent transfers."""
+    """Counts of a sender since its start; they only grow.
+
+    Thread rule: the transfer thread counts, any thread reads. rooms: number of transfers by end:
+    `sent` completely, `broken`, or `forced` (given up before their writes had drained). The other
+    counts cover completely sent transfers.
+    """
 
     rooms: dict[str, int] = field(default_factory=lambda: {"sent": 0, "broken": 0, "forced": 0})
     windows: int = 0

@@ -49,15 +49,20 @@ class Operators(Protocol):
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         """Run one Gated DeltaNet mixer. Return [T, value_heads * value_dim], the input of out_proj.
+
         projected: [T, q | k | v | z | b | a]. conv: [slots, channels, columns], the layer's
         convolution states. ssm: [slots, value_heads, value_dim, key_dim], its recurrent states.
-        Both are read and written at the batch's slots."""
+        Both are read and written at the batch's slots.
+        """
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
         """Run one attention mixer. Return its gated output [T, query_heads * head_dim], the input
-        of out_proj. projected: [T, query_heads x (q, gate) | k | v]. kv: [pages, kv_heads, 2,
-        page_tokens, head_dim], the layer's pages. All keys and values of this forward are written
-        before any is read."""
+        of out_proj.
+
+        projected: [T, query_heads x (q, gate) | k | v]. kv: [pages, kv_heads, 2, page_tokens,
+        head_dim], the layer's pages. All keys and values of this forward are written before any is
+        read.
+        """
 
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights

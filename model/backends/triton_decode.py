@@ -43,8 +43,11 @@ from .triton_entries import Product, StepEntries
 @dataclass(frozen=True)
 class DecodeScratch:
     """Scratch memory shared by decode steps of up to `batch` sequences. All launches using it must
-    be on one stream. attention: memory for partial attention results. owners: [batch] int32, the
-    numbers 0, 1, 2 and so on: row i belongs to sequence i."""
+    be on one stream.
+
+    attention: memory for partial attention results. owners: [batch] int32, the numbers 0, 1, 2 and
+    so on: row i belongs to sequence i.
+    """
 
     attention: DecodeWorkspace
     owners: Tensor

@@ -76,8 +76,11 @@ class PositionTaps:
     @staticmethod
     def of(grid: PictureGrid, side: int) -> "PositionTaps":
         """Return the bilinear interpolation for a grid, from a square table of `side` x `side`
-        learned positions. Corners are aligned: the grid's first and last patch take the table's
-        first and last position."""
+        learned positions.
+
+        Corners are aligned: the grid's first and last patch take the table's first and last
+        position.
+        """
         import torch
 
         rows, columns = grid.places()
@@ -117,9 +120,11 @@ def _taps(index: "Tensor", count: int, side: int) -> "tuple[Tensor, Tensor, Tens
 
 def rotary_angles(grid: PictureGrid, head_dim: int, theta: float) -> "tuple[Tensor, Tensor]":
     """Return cos and sin of the rotary angles, each [patches, 1, head_dim / 2] float32. Element j
-    of a head rotates with element j + head_dim / 2. The first half of the pairs rotates with the
-    patch's row, the second with its column, both from the highest frequency down. REQUIRES:
-    head_dim is a multiple of 4."""
+    of a head rotates with element j + head_dim / 2.
+
+    The first half of the pairs rotates with the patch's row, the second with its column, both from
+    the highest frequency down. REQUIRES: head_dim is a multiple of 4.
+    """
     import torch
 
     exponents = torch.arange(0, head_dim // 2, 2).float() / (head_dim // 2)

@@ -64,8 +64,10 @@ def patches_of(frames: Sequence[Tensor], rules: PixelRules) -> PicturePatches:
 
 def normalised(levels: Tensor, rules: PixelRules) -> Tensor:
     """Return colour levels [patches, values] uint8 as numbers [patches, values] float32 for the
-    tower. A number is (level / 255 - mean) / deviation, with the mean and deviation of its
-    colour."""
+    tower.
+
+    A number is (level / 255 - mean) / deviation, with the mean and deviation of its colour.
+    """
     return looked_up(levels, level_numbers(rules).to(levels.device))
 
 

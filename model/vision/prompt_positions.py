@@ -132,9 +132,12 @@ def prompt_layout(
     tokens: Sequence[int], pictures: Sequence[PromptPicture], ids: PictureTokens
 ) -> PromptLayout:
     """Find the placeholder tokens of each picture in a prompt, and return their layout. pictures:
-    the pictures in the order of the prompt. Each placeholder run must follow `ids.start` and have
-    as many tokens as its picture. Raises PicturePlaceError, also for a placeholder without a
-    picture and a picture without its placeholders."""
+    the pictures in the order of the prompt.
+
+    Each placeholder run must follow `ids.start` and have as many tokens as its picture. Raises
+    PicturePlaceError, also for a placeholder without a picture and a picture without its
+    placeholders.
+    """
     kinds = {ids.image: PictureKind.IMAGE, ids.video: PictureKind.VIDEO}
     runs: list[PictureRun] = []
     place = 0
@@ -193,8 +196,10 @@ def prompt_positions(
 
 def rotary_axes(sections: tuple[int, int, int], pairs: int) -> "Tensor":
     """Return the axis of each rotary pair of a head, [pairs] int64: 0 frames, 1 rows, 2 columns.
+
     Axes are interleaved: pair j follows rows for j = 1, 4, .. below 3 * sections[1], columns for j
-    = 2, 5, .. below 3 * sections[2], and frames otherwise."""
+    = 2, 5, .. below 3 * sections[2], and frames otherwise.
+    """
     import torch
 
     axes = torch.zeros(pairs, dtype=torch.int64)

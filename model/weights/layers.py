@@ -17,10 +17,12 @@ from .matrix import Kind, Matrix, named_kinds
 
 @dataclass(frozen=True)
 class GdnWeights:
-    """Weights of a GDN layer. in_proj: [q | k | v | z | b | a rows, hidden]. conv: [channels,
-    width], the convolution. decay_rate: [value_heads] fp32, -exp(A_log). dt_bias: [value_heads]
-    fp32, bias of the decay. norm: [value_dim] fp32, weight of the gated norm. out_proj: [hidden,
-    value_heads * value_dim]."""
+    """Weights of a GDN layer.
+
+    in_proj: [q | k | v | z | b | a rows, hidden]. conv: [channels, width], the convolution.
+    decay_rate: [value_heads] fp32, -exp(A_log). dt_bias: [value_heads] fp32, bias of the decay.
+    norm: [value_dim] fp32, weight of the gated norm. out_proj: [hidden, value_heads * value_dim].
+    """
 
     in_proj: Matrix
     conv: Tensor
@@ -32,8 +34,11 @@ class GdnWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Weights of an attention layer. in_proj: [query_heads x (q, gate) | k | v rows, hidden].
-    q_norm, k_norm: [head_dim] fp32, 1 + w. out_proj: [hidden, query_heads * head_dim]."""
+    """Weights of an attention layer.
+
+    in_proj: [query_heads x (q, gate) | k | v rows, hidden]. q_norm, k_norm: [head_dim] fp32, 1 + w.
+    out_proj: [hidden, query_heads * head_dim].
+    """
 
     in_proj: Matrix
     q_norm: Tensor
@@ -52,9 +57,12 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """Weights of a mixture of experts. router: [experts, hidden]. gate_up: [held, 2 * intermediate,
-    hidden]. down: [held, hidden, intermediate]. held: number of experts on this rank; a single rank
-    has all. shared_gate: [1, hidden]."""
+    """Weights of a mixture of experts.
+
+    router: [experts, hidden]. gate_up: [held, 2 * intermediate, hidden]. down: [held, hidden,
+    intermediate]. held: number of experts on this rank; a single rank has all. shared_gate: [1,
+    hidden].
+    """
 
     router: Tensor
     gate_up: Matrix
@@ -76,9 +84,12 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DraftWeights:
-    """Weights of the draft layer. fc: [hidden, 2 * hidden]. Its input is a token's normed
-    embedding, then the normed final hidden state of the token before. embedding_norm, hidden_norm,
-    norm: [hidden] fp32, 1 + w. layer: a full-attention layer."""
+    """Weights of the draft layer.
+
+    fc: [hidden, 2 * hidden]. Its input is a token's normed embedding, then the normed final hidden
+    state of the token before. embedding_norm, hidden_norm, norm: [hidden] fp32, 1 + w. layer: a
+    full-attention layer.
+    """
 
     fc: Matrix
     embedding_norm: Tensor
@@ -94,9 +105,11 @@ class DraftWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a model of any family, with those that every family has. embedding: [vocab,
-    hidden]. head: [vocab, hidden] or a rank's rows of it; it shares the embedding's memory if the
-    two are tied."""
+    """The weights of a model of any family, with those that every family has.
+
+    embedding: [vocab, hidden]. head: [vocab, hidden] or a rank's rows of it; it shares the
+    embedding's memory if the two are tied.
+    """
 
     embedding: Tensor
     head: Matrix

@@ -97,10 +97,13 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 @dataclass(frozen=True)
 class NvFp4(Segment):
-    """NVFP4 weights with their scales. packed: [..., out, in / 2] uint8, two e2m1 codes a byte,
-    even columns in the low half. groups: [..., out, in / 16] float8_e4m3fn without NaN, scales of
-    16 columns. multiplier, divisor: [..., n] float32, finite, one for each of n equal ranges of
-    rows; the divisor is not 0. One of the two is 1, depending on the publisher."""
+    """NVFP4 weights with their scales.
+
+    packed: [..., out, in / 2] uint8, two e2m1 codes a byte, even columns in the low half. groups:
+    [..., out, in / 16] float8_e4m3fn without NaN, scales of 16 columns. multiplier, divisor: [...,
+    n] float32, finite, one for each of n equal ranges of rows; the divisor is not 0. One of the two
+    is 1, depending on the publisher.
+    """
 
     packed: Tensor
     groups: Tensor

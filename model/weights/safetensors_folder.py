@@ -185,8 +185,10 @@ def file_digest(path: Path) -> bytes:
 
 def weights_digest(directory: Path | str, digest_of: Callable[[Path], bytes] = file_digest) -> str:
     """Return the SHA-256 (hex) over the digests of the folder's safetensors files in name order.
+
     digest_of: returns a file's digest; it runs on several threads. Every byte is read, so call this
-    once per process. Raises WeightsError."""
+    once per process. Raises WeightsError.
+    """
 
     def digest(path: Path) -> bytes:
         try:
@@ -234,9 +236,12 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 class Checkpoint:
     """The `TensorSource` of a checkpoint folder. Opening reads headers only, and opens every file
-    once. A context manager: its exit closes the files, and later reads raise WeightsError. A tensor
-    read without a conversion is a view of the mapped file. Raises WeightsError. Raises
-    ModelConfigError if config.json has an unsupported quantization_config."""
+    once.
+
+    A context manager: its exit closes the files, and later reads raise WeightsError. A tensor read
+    without a conversion is a view of the mapped file. Raises WeightsError. Raises ModelConfigError
+    if config.json has an unsupported quantization_config.
+    """
 
     def __init__(self, directory: Path, tensors: type[StoredTensors] = StoredTensors) -> None:
         """tensors: class for opening the files. With `StoredShapes`, tensors have no memory."""

@@ -75,9 +75,11 @@ _CODE_SHIFT = 1
 
 @dataclass(frozen=True)
 class ChunkHeader:
-    """Header of one layer chunk: it names the chunk's bytes. The bytes are those of layers
-    first_layer to end_layer (exclusive). They are `pages` pages from first_page on in layers with
-    pages and, with carries_state, the state of every layer with one."""
+    """Header of one layer chunk: it names the chunk's bytes.
+
+    The bytes are those of layers first_layer to end_layer (exclusive). They are `pages` pages from
+    first_page on in layers with pages and, with carries_state, the state of every layer with one.
+    """
 
     sequence: int
     first_layer: int
@@ -130,9 +132,12 @@ def code_of(notification: bytes, codes: Sequence[int]) -> int:
 @dataclass(frozen=True)
 class LayerChunk:
     """Layer chunk: a run of layers of one forward sent together, with the sender's own page and
-    slot ids. It may be posted once the step counter has reached `tick`. Only the header travels
-    with the chunk's bytes: it names the arrived logical bytes. Knows layers, steps and logical
-    pages, but no bytes, peers or states of transfers."""
+    slot ids.
+
+    It may be posted once the step counter has reached `tick`. Only the header travels with the
+    chunk's bytes: it names the arrived logical bytes. Knows layers, steps and logical pages, but no
+    bytes, peers or states of transfers.
+    """
 
     header: ChunkHeader
     tick: int
@@ -144,9 +149,11 @@ def cut(
     plan: FinishedLayers, runs: Sequence[tuple[int, int]], first_sequence: int
 ) -> list[LayerChunk]:
     """Return the layer chunks of one forward, in order. runs: (first layer, end layer) of each
-    chunk. first_sequence: number of the first chunk. A layer with nothing to send is in a chunk
-    too, because receivers count on one for every layer. REQUIRES: every layer of the forward is in
-    exactly one run, in order."""
+    chunk. first_sequence: number of the first chunk.
+
+    A layer with nothing to send is in a chunk too, because receivers count on one for every layer.
+    REQUIRES: every layer of the forward is in exactly one run, in order.
+    """
     chunks = []
     for sequence, (first, end) in enumerate(runs, first_sequence):
         header = ChunkHeader(
@@ -164,9 +171,11 @@ def cut(
 @dataclass(frozen=True)
 class Destination:
     """Destination of a transfer's bytes: the receiver's page and slot ids, checked before anything
-    is posted. pages[i]: the receiver's page for logical page first_page + i, up to the prompt's
-    last page. slot: the receiver's slot for the prompt's final state; None: the state stays with
-    the sender."""
+    is posted.
+
+    pages[i]: the receiver's page for logical page first_page + i, up to the prompt's last page.
+    slot: the receiver's slot for the prompt's final state; None: the state stays with the sender.
+    """
 
     first_page: int
     pages: tuple[int, ...]

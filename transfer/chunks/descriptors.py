@@ -18,9 +18,11 @@ from .chunk import ChunkHeader
 
 
 class UnitSizes(Protocol):
-    """Lengths of the sent units: bytes on the wire of a layer's block, and of its state. Most parts
-    of a sender need nothing else of a layout. A CacheLayout is one, for a wire without encoding.
-    layers: the caches of the layers."""
+    """Lengths of the sent units: bytes on the wire of a layer's block, and of its state.
+
+    Most parts of a sender need nothing else of a layout. A CacheLayout is one, for a wire without
+    encoding. layers: the caches of the layers.
+    """
 
     @property
     def layers(self) -> tuple[LayerCache, ...]: ...
@@ -146,8 +148,11 @@ class TransferUnits:
 
     def indices(self, segments: Segments, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
         """Return the segments as pairs of unit indices; None if a segment is not made of whole
-        units. segments: [n, 3] int64, inside both arenas. local_bytes, remote_bytes: sizes of the
-        two arenas."""
+        units.
+
+        segments: [n, 3] int64, inside both arenas. local_bytes, remote_bytes: sizes of the two
+        arenas.
+        """
         whole = (segments % self.block_bytes == 0).all(axis=1)
         runs = segments if whole.all() else segments[whole]
         counts = runs[:, 2] // self.block_bytes

@@ -72,8 +72,10 @@ def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 @dataclass(frozen=True)
 class ChunkRows:
     """Rows of a layer chunk in the arena, each summed by itself for the digest; int64 [rows] each.
+
     offsets, lengths: start and length of each row in 64-bit words. seeds: bits mixed with each
-    row's sum, to name its place in the prompt."""
+    row's sum, to name its place in the prompt.
+    """
 
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int64]
@@ -176,8 +178,10 @@ class Digester(ABC):
 
     @abstractmethod
     def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
-        """Return the 64-bit digest of each chunk, in one call for any number of them. REQUIRES: ids
-        are inside the arena."""
+        """Return the 64-bit digest of each chunk, in one call for any number of them.
+
+        REQUIRES: ids are inside the arena.
+        """
 
     @abstractmethod
     def digest_rows(self, rows: ChunkRows) -> int:
@@ -195,9 +199,11 @@ class Digester(ABC):
 
 
 class ChunkDigester(Digester):
-    """Digester of one arena in host memory; runs on the calling thread without the GIL. memory: the
-    arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: sizes of units on the
-    wire; the layout's own by default."""
+    """Digester of one arena in host memory; runs on the calling thread without the GIL.
+
+    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: sizes of
+    units on the wire; the layout's own by default.
+    """
 
     def __init__(
         self, memory: NDArray[np.uint8], layout: CacheLayout, sizes: UnitSizes | None = None

@@ -95,9 +95,11 @@ class PlacedRows:
 
 def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> tuple[Any, Any]:
     """Add the digests of all chunks (their bits) to rows.digests, on the current stream. Return
-    both compiled Triton kernels, the summing one first. words: the arena, [n] int64. keys: the
-    factors of word_keys(), int64, at least as many as the longest row has words. REQUIRES: at least
-    one row."""
+    both compiled Triton kernels, the summing one first.
+
+    words: the arena, [n] int64. keys: the factors of word_keys(), int64, at least as many as the
+    longest row has words. REQUIRES: at least one row.
+    """
     count = len(rows.offsets)
     partial = torch.empty(count, _PARTS, dtype=torch.int64, device=words.device)
     sums = _sum_kernel[(count, _PARTS)](

@@ -261,8 +261,11 @@ TransferT = TypeVar("TransferT", bound=DrivenTransfer)
 
 
 class LiveTransfers(Generic[Key, TransferT]):
-    """Live transfers of one kind, by key. Invariant: a transfer is held from start() until it is
-    over. It is removed before the callback `over` is called."""
+    """Live transfers of one kind, by key.
+
+    Invariant: a transfer is held from start() until it is over. It is removed before the callback
+    `over` is called.
+    """
 
     def __init__(self, over: Callable[[TransferT, Exception | None], None] | None = None) -> None:
         """over: called with an ended transfer and its error, after its removal here. None as error:

@@ -20,9 +20,11 @@ from tasuki.transfer.wire import numbers_of
 
 @dataclass(frozen=True)
 class NodeProgress:
-    """Progress of the reporting node, in seconds without any. engine_seconds: time since the
-    engine's thread last ended a step; 0 if it has nothing to do. front_seconds: time for which the
-    loop serving clients has owed an answer; 0 if it owes none."""
+    """Progress of the reporting node, in seconds without any.
+
+    engine_seconds: time since the engine's thread last ended a step; 0 if it has nothing to do.
+    front_seconds: time for which the loop serving clients has owed an answer; 0 if it owes none.
+    """
 
     engine_seconds: float = 0.0
     front_seconds: float = 0.0
@@ -85,9 +87,11 @@ class PrefillNodeStatus:
 
 @dataclass(frozen=True)
 class HandoverStatus:
-    """Status of a node's hand-overs. windows: number of layer chunks received by this node, by
-    outcome. sent: counters of a sending node. peers: progress reported by connected nodes, by
-    address or name."""
+    """Status of a node's hand-overs.
+
+    windows: number of layer chunks received by this node, by outcome. sent: counters of a sending
+    node. peers: progress reported by connected nodes, by address or name.
+    """
 
     prefill_nodes: tuple[PrefillNodeStatus, ...] = ()
     windows: Mapping[str, int] = field(default_factory=dict)

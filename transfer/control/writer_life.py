@@ -142,9 +142,12 @@ class WriterLife:
 
 class ConnectionBreaker:
     """Breaker of the endpoints from a stopped writer to this node. It also waits until none of the
-    writer's bytes can still arrive. Knows writers and the transport, not transfers; either side of
-    a hand-over may have one. Thread rule: the event loop; blocking calls run in a thread.
-    Invariant: of concurrent callers, one breaks the connections, and all wait for the bytes."""
+    writer's bytes can still arrive.
+
+    Knows writers and the transport, not transfers; either side of a hand-over may have one. Thread
+    rule: the event loop; blocking calls run in a thread. Invariant: of concurrent callers, one
+    breaks the connections, and all wait for the bytes.
+    """
 
     def __init__(
         self, transport: Transport, receiver: Receiver, lose_all: Callable[[], Iterable[WriterLife]]

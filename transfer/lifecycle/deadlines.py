@@ -81,9 +81,12 @@ class SenderDeadlines(StateDeadlines):
 
 @dataclass(frozen=True)
 class PullReceiverDeadlines(StateDeadlines):
-    """Deadlines of a pull's receiver, a prefill node, in seconds. granted: limit without an arrived
-    layer chunk. landing: limit from the sender's final message until the last chunk arrives.
-    verifying: limit for the comparison of digests. look: time between two checks."""
+    """Deadlines of a pull's receiver, a prefill node, in seconds.
+
+    granted: limit without an arrived layer chunk. landing: limit from the sender's final message
+    until the last chunk arrives. verifying: limit for the comparison of digests. look: time between
+    two checks.
+    """
 
     granted: float = 5.0
     landing: float = 2.0
@@ -93,10 +96,12 @@ class PullReceiverDeadlines(StateDeadlines):
 
 @dataclass(frozen=True)
 class PullSenderDeadlines(StateDeadlines):
-    """Deadlines of a pull's sender, a decode node, in seconds. pinning: limit for this node's
-    engine to pin the state or reject. streaming: limit without a flushed layer chunk. draining:
-    longer than SenderSettings.drain_seconds; after it the drain counts as forced. look: time
-    between two checks."""
+    """Deadlines of a pull's sender, a decode node, in seconds.
+
+    pinning: limit for this node's engine to pin the state or reject. streaming: limit without a
+    flushed layer chunk. draining: longer than SenderSettings.drain_seconds; after it the drain
+    counts as forced. look: time between two checks.
+    """
 
     pinning: float = 10.0
     streaming: float = 30.0
@@ -106,8 +111,11 @@ class PullSenderDeadlines(StateDeadlines):
 
 class ProgressWatch:
     """Clock of a transfer's time without progress. The caller gives a mark, a value different after
-    each progress. Invariant: the time between two checks counts as two check periods at most. So a
-    formerly frozen node, or one with a busy loop, does not judge others by its own gap."""
+    each progress.
+
+    Invariant: the time between two checks counts as two check periods at most. So a formerly frozen
+    node, or one with a busy loop, does not judge others by its own gap.
+    """
 
     def __init__(self, look: float, now: float) -> None:
         """look: seconds between two checks of progress."""

@@ -42,10 +42,13 @@ class Begin(Happening):
 
 @dataclass(frozen=True)
 class Look(Happening):
-    """Check of the deadlines, because time has passed. progress: number of chunks moved in this
-    transfer. pulled: number of chunks moved in its pull; None without one. pieces: number of pieces
-    of pictures moved for this transfer. others: number of chunks moved in the connection's other
-    transfers. writer: facts about the peer as the writer of this transfer."""
+    """Check of the deadlines, because time has passed.
+
+    progress: number of chunks moved in this transfer. pulled: number of chunks moved in its pull;
+    None without one. pieces: number of pieces of pictures moved for this transfer. others: number
+    of chunks moved in the connection's other transfers. writer: facts about the peer as the writer
+    of this transfer.
+    """
 
     progress: int = 0
     pulled: int | None = None

@@ -44,9 +44,12 @@ class FenceTerms:
 
 @dataclass(frozen=True)
 class WriterFacts:
-    """Facts known about a writer now, as monotonic seconds. died: time when its process was first
-    seen dead; None while it lives, or if it cannot be watched. answered: time of this node's last
-    answer to its lease question; None while such answers go on."""
+    """Facts known about a writer now, as monotonic seconds.
+
+    died: time when its process was first seen dead; None while it lives, or if it cannot be
+    watched. answered: time of this node's last answer to its lease question; None while such
+    answers go on.
+    """
 
     died: float | None = None
     answered: float | None = None

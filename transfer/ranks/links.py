@@ -124,8 +124,11 @@ def rank_links(layout: CacheLayout, senders: int, receivers: int) -> list[RankLi
 
 def _turn(having: int, source: int, wanting: int, target: int) -> tuple[int, int]:
     """Return (number of source ranks taking turns to send the target its head, this source's turn);
-    (0, 0) if only other ranks send it. having, wanting: number of sender ranks, and of receiver
-    ranks, with a copy of one head; such ranks are neighbours."""
+    (0, 0) if only other ranks send it.
+
+    having, wanting: number of sender ranks, and of receiver ranks, with a copy of one head; such
+    ranks are neighbours.
+    """
     own, place = source % having, target % wanting
     if wanting % having == 0:
         return (1, 0) if own == place * having // wanting else (0, 0)

@@ -30,9 +30,11 @@ _NOTHING = np.empty((0, 3), dtype=np.int64)
 
 class RankedSegments:
     """Segments of a layer chunk from the sender's ranks to the receiver's, for any numbers of
-    ranks. Knows the places of both nodes' arenas and ids; nothing of peers or transfers. Pure.
-    Raises ValueError if the heads cannot be divided among the ranks. REQUIRES: both nodes have one
-    model."""
+    ranks.
+
+    Knows the places of both nodes' arenas and ids; nothing of peers or transfers. Pure. Raises
+    ValueError if the heads cannot be divided among the ranks. REQUIRES: both nodes have one model.
+    """
 
     def __init__(self, ours: RankSpans, theirs: RankSpans) -> None:
         self._ours = ours

@@ -21,9 +21,11 @@ _ALIGNMENT = 1 << 16
 
 @dataclass(frozen=True)
 class RankSpans:
-    """Places of the arenas of a node's ranks: one behind another, in one region of memory. Pure.
-    layout: layout of a single rank with all heads. slabs: size of each rank's arena in slabs
-    (fixed-size parts). Raises ValueError if the heads cannot be divided among the ranks."""
+    """Places of the arenas of a node's ranks: one behind another, in one region of memory.
+
+    Pure. layout: layout of a single rank with all heads. slabs: size of each rank's arena in slabs
+    (fixed-size parts). Raises ValueError if the heads cannot be divided among the ranks.
+    """
 
     layout: CacheLayout
     ranks: int
@@ -53,8 +55,10 @@ _WORD = 8
 
 class SpreadDigester(Digester):
     """Digester of arenas at unconnected addresses. It uses one inner digester with access to all of
-    them, and has its thread rule. Layer chunks are given as rows by heads (head_rows.py), with
-    offsets in the region."""
+    them, and has its thread rule.
+
+    Layer chunks are given as rows by heads (head_rows.py), with offsets in the region.
+    """
 
     def __init__(self, own: Digester, origin: int, spread: Spread) -> None:
         """own: the inner digester; its offsets count from the address `origin`, and may be
@@ -73,8 +77,11 @@ class SpreadDigester(Digester):
 
 class RankRegion(Protocol):
     """Memory of the arenas of a node's ranks: one behind another on a CPU, else each on a GPU of
-    its own. One process has all of it mapped; it sends from this memory and receives into it. Owns
-    none of the memory. Any thread."""
+    its own.
+
+    One process has all of it mapped; it sends from this memory and receives into it. Owns none of
+    the memory. Any thread.
+    """
 
     def register(self, transport: Transport) -> None:
         """Register all ranks' memory with the transport, once. Raises TransportError."""

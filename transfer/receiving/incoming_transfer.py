@@ -19,9 +19,12 @@ from tasuki.utils.signatures import Clock
 
 class IncomingTransfer:
     """Record of one transfer on the receiving side: arrived layer chunks, their digests, and the
-    missing part. Owns the record, and wakes the threads waiting for it. Does not know transports or
-    clocks: Receiver calls it under its lock. Invariant: a chunk counts once, even if it is
-    announced several times."""
+    missing part.
+
+    Owns the record, and wakes the threads waiting for it. Does not know transports or clocks:
+    Receiver calls it under its lock. Invariant: a chunk counts once, even if it is announced
+    several times.
+    """
 
     def __init__(
         self,

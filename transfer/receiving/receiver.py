@@ -88,7 +88,9 @@ class Receiver:
 
     def expect(self, transfer_id: int, generation: int, destination: Destination) -> None:
         """Count the transfer's layer chunks from now on. Call it before the destination is sent.
-        Raises OutOfBounds on ids outside this node's arenas, DuplicateTransfer."""
+
+        Raises OutOfBounds on ids outside this node's arenas, DuplicateTransfer.
+        """
         for arena in self._arenas:
             destination.check(arena.part(self._layout), arena.slabs)
         changed = threading.Condition(self._lock)

@@ -28,8 +28,11 @@ class EncodedPart:
 
 class ChunkSink:
     """Decoder of encoded layer chunks. They arrive at the beginnings of their blocks and states,
-    and are decoded in place. Knows units, but no transfers and no threads: the receiver calls it.
-    Invariant: a part is small enough for a thread to wait until its end."""
+    and are decoded in place.
+
+    Knows units, but no transfers and no threads: the receiver calls it. Invariant: a part is small
+    enough for a thread to wait until its end.
+    """
 
     def __init__(self, units: WireUnits, code: int, codec: LayerCodec) -> None:
         """units: lengths of units on the wire. code: number of the precision; every notification
@@ -59,9 +62,11 @@ class ChunkSink:
 @dataclass(frozen=True)
 class TargetArena:
     """Arena of this node written by peers, with the means to read and decode arrived bytes.
+
     chunk_sink: decoder; None if chunks are sent exact. spans: places of the arenas of the node's
     ranks, of `slabs` slabs each; None: there is one arena, and senders of several ranks are not
-    accepted. REQUIRES: transport has registered at least this memory, and digester reads it."""
+    accepted. REQUIRES: transport has registered at least this memory, and digester reads it.
+    """
 
     slabs: int
     transport: Transport

@@ -44,9 +44,12 @@ class LoadedChunk(Protocol):
 
 class ChunkSource(Protocol):
     """Source of a sender's layer chunks: the pages and the slot themselves (this module), or an
-    encoded copy of them (encoding_source.py). Thread rule: windows() and sizes from any thread, the
-    rest on the transfer thread; a loaded chunk's digestible() on any one. Invariant: a loaded
-    chunk's bytes stay unchanged until release()."""
+    encoded copy of them (encoding_source.py).
+
+    Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded
+    chunk's digestible() on any one. Invariant: a loaded chunk's bytes stay unchanged until
+    release().
+    """
 
     @property
     def sizes(self) -> UnitSizes:

@@ -31,9 +31,11 @@ _SLOWEST_BYTE_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """Speed of a link: seconds(bytes) = chunk_seconds + bytes * byte_seconds. mean_bytes: mean size
-    of the measured chunks. spread: True if chunks of different sizes were measured, so the two
-    terms are known separately."""
+    """Speed of a link: seconds(bytes) = chunk_seconds + bytes * byte_seconds.
+
+    mean_bytes: mean size of the measured chunks. spread: True if chunks of different sizes were
+    measured, so the two terms are known separately.
+    """
 
     chunk_seconds: float
     byte_seconds: float
@@ -113,9 +115,12 @@ class LinkCost:
 
 @dataclass(frozen=True)
 class SourceArena:
-    """Arena of this node as the source of chunks. steps: counter of the finished layers of the
-    forwards filling it. ranks: number of ranks; each has an arena of `slabs` slabs, one behind
-    another in the memory. REQUIRES: transport has registered at least this memory."""
+    """Arena of this node as the source of chunks.
+
+    steps: counter of the finished layers of the forwards filling it. ranks: number of ranks; each
+    has an arena of `slabs` slabs, one behind another in the memory. REQUIRES: transport has
+    registered at least this memory.
+    """
 
     slabs: int
     transport: Transport
@@ -195,10 +200,12 @@ class Peer:
 
 
 class WriteLeases:
-    """Peers this node may write to: the links to them, and the leases for writing. Knows no
-    transfers and no transports. Thread rule: any thread, one lock. Invariant: a lease counts from
-    the time this node asked for the granted renewal. The peer counts from the later time of the
-    question's arrival, so it never believes the lease over too early."""
+    """Peers this node may write to: the links to them, and the leases for writing.
+
+    Knows no transfers and no transports. Thread rule: any thread, one lock. Invariant: a lease
+    counts from the time this node asked for the granted renewal. The peer counts from the later
+    time of the question's arrival, so it never believes the lease over too early.
+    """
 
     def __init__(self, lease_seconds: float, clock: Clock) -> None:
         self._lease_seconds = lease_seconds

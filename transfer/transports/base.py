@@ -166,8 +166,10 @@ class Transport(ABC):
     @abstractmethod
     def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
         """Register the arena with the transport. Call it once, before metadata() and connect().
+
         units: usual parts of segments in every node's arena, to be prepared for posting by index;
-        None: nothing is prepared."""
+        None: nothing is prepared.
+        """
 
     def register_ranks(self, arenas: "Sequence[RankMemory]", size: int, stride: int) -> Region:
         """Register the arenas of several ranks, as register() does for one. They have `size` bytes
@@ -191,8 +193,11 @@ class Transport(ABC):
     @abstractmethod
     def post(self, endpoint: Endpoint, segments: Segments, notification: bytes) -> Transfer:
         """Start writing the segments, then the notification; an empty list of segments sends the
-        notification alone. Raises OutOfBounds before anything is sent, TransportError if the write
-        could not be started."""
+        notification alone.
+
+        Raises OutOfBounds before anything is sent, TransportError if the write could not be
+        started.
+        """
 
     def post_all(
         self, endpoint: Endpoint, writes: "Sequence[Write]"
@@ -234,15 +239,19 @@ class Transport(ABC):
 
     @abstractmethod
     def notifications(self) -> list[bytes]:
-        """Return the notifications of peers' finished writes since the last call. A receiver calls
-        it again and again, also while it expects nothing. Some transports move their peers' bytes
-        into this node's memory only inside this call and poll()."""
+        """Return the notifications of peers' finished writes since the last call.
+
+        A receiver calls it again and again, also while it expects nothing. Some transports move
+        their peers' bytes into this node's memory only inside this call and poll().
+        """
 
     @abstractmethod
     def sever(self) -> None:
         """Break every connection with writes of peers to this node. Bytes posted but not received
-        then never arrive. Once unread() is 0 no more arrive. Live peers see their writes fail and
-        connect again."""
+        then never arrive. Once unread() is 0 no more arrive.
+
+        Live peers see their writes fail and connect again.
+        """
 
     def sever_dead(self) -> int:
         """Break connections like sever(), but only those of peers on this host with a dead process.

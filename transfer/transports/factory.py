@@ -264,9 +264,11 @@ def _connected(member: Transport, name: str, parts: Mapping[str, bytes]) -> Endp
 
 def build_transport(kind: str, name: str, device: torch.device) -> Transport:
     """Build a node's transport. kind: one of TRANSPORTS, the same on both nodes of a pair. name:
-    the node's name. device: device of the arena. The kind `auto` chooses for each peer: peer_copy
-    if both nodes are on one host and their GPUs reach each other, else nixl. Raises TransportError
-    if the kind cannot work here."""
+    the node's name. device: device of the arena.
+
+    The kind `auto` chooses for each peer: peer_copy if both nodes are on one host and their GPUs
+    reach each other, else nixl. Raises TransportError if the kind cannot work here.
+    """
     builders: dict[str, Work[Transport]] = {
         "peer_copy": partial(_peer_copy, device),
         "nixl": lambda: NixlTransport(name, *nixl_memory(device)),

@@ -109,9 +109,11 @@ class PictureDecoders:
         self, line: str, content: bytes, header: PictureHeader, bounds: PictureBounds
     ) -> "Future[Pixels]":
         """Begin to decode a picture, and return the future of its pixels. line: its caller's queue
-        of waiting pictures. header: of the same content. The future raises PictureError for a file
-        that cannot be decoded or is not as its header says, DecoderLost, DecodersBusy and
-        DecodersMissing. Raises DecodersBusy."""
+        of waiting pictures. header: of the same content.
+
+        The future raises PictureError for a file that cannot be decoded or is not as its header
+        says, DecoderLost, DecodersBusy and DecodersMissing. Raises DecodersBusy.
+        """
         file = EncodedPicture(lambda: content, header.size, len(content))
         return self.decode_each(line, [file], bounds, lambda pixels: pixels, lambda found: found[0])
 

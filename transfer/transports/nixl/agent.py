@@ -51,10 +51,12 @@ def installed_package() -> str | None:
 
 
 def new_agent(name: str) -> Any:
-    """Return a NIXL agent over UCX, made in the same way in every process here. Knows UCX's
-    environment variables. Imports no torch, because the probe process for metadata has none.
-    Invariant: the user's variables stay. Raises TransportError if NIXL is not installed or its UCX
-    cannot start."""
+    """Return a NIXL agent over UCX, made in the same way in every process here.
+
+    Knows UCX's environment variables. Imports no torch, because the probe process for metadata has
+    none. Invariant: the user's variables stay. Raises TransportError if NIXL is not installed or
+    its UCX cannot start.
+    """
     configure_environment()
     package = installed_package()
     if package is None:
@@ -75,10 +77,12 @@ _LIBUCP = re.compile(r"\S*/libucp[-.][^/\s]*$", re.MULTILINE)
 
 
 def nixl_libraries(package: str) -> Mapping[str, str]:
-    """Return the versions of NIXL and UCX loaded by this process, by their contract names. Two
-    versions of UCX may read one address differently and then abort, so both versions are in the
+    """Return the versions of NIXL and UCX loaded by this process, by their contract names.
+
+    Two versions of UCX may read one address differently and then abort, so both versions are in the
     contract. Pure reading. package: NIXL's, as it is imported. REQUIRES: a NIXL agent was made in
-    this process; it loads UCX. Raises TransportError."""
+    this process; it loads UCX. Raises TransportError.
+    """
     return {"nixl": _nixl(package), "ucx": _ucx()}
 
 

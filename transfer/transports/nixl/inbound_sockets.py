@@ -23,9 +23,12 @@ _LOCAL, _REMOTE, _INODE = 1, 2, 9
 
 def owned_connections() -> frozenset[tuple[Address, Address]]:
     """Return (local address, remote address) of every TCP connection end held by a process, from
-    /proc/net/tcp and tcp6. An end missing in the result is on another host or in another namespace,
-    or its process is dead or has closed it. Pure reading. Knows addresses and owners, nothing of a
-    connection's use. Sees one network namespace: this process's."""
+    /proc/net/tcp and tcp6.
+
+    An end missing in the result is on another host or in another namespace, or its process is dead
+    or has closed it. Pure reading. Knows addresses and owners, nothing of a connection's use. Sees
+    one network namespace: this process's.
+    """
     return frozenset(
         (_address(fields[_LOCAL], family), _address(fields[_REMOTE], family))
         for table, family in _TABLES.items()

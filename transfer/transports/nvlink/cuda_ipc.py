@@ -74,7 +74,9 @@ class CudaIpc:
 
     def export(self, address: int) -> Export:
         """Return a handle of the allocation containing `address`, for mapping by another process.
-        Raises TransportError for memory not from cudaMalloc."""
+
+        Raises TransportError for memory not from cudaMalloc.
+        """
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         handle = _Handle()
         with self._current():
@@ -94,9 +96,11 @@ class CudaIpc:
         return Export(bytes(handle), address - base.value)
 
     def open(self, export: Export, size: int) -> int:
-        """Map a peer's exported memory of `size` bytes; return its address in this process. Raises
-        TransportError, also if the allocation is smaller: a kernel writing behind its end would
-        destroy this process's context."""
+        """Map a peer's exported memory of `size` bytes; return its address in this process.
+
+        Raises TransportError, also if the allocation is smaller: a kernel writing behind its end
+        would destroy this process's context.
+        """
         if len(export.handle) != HANDLE_BYTES:
             raise TransportError(
                 f"an IPC handle has {HANDLE_BYTES} bytes, not {len(export.handle)}"

@@ -20,8 +20,11 @@ SECRET_BYTES = 16
 @dataclass(frozen=True)
 class MailboxAddress:
     """Address for a process's notifications on one host: datagrams on a Unix socket, with compiled
-    ends (cpp_cache/dataplane/mailbox.h). Its thread rule and invariants are in that header. name:
-    the socket's name. secret: bytes required before each notification."""
+    ends (cpp_cache/dataplane/mailbox.h).
+
+    Its thread rule and invariants are in that header. name: the socket's name. secret: bytes
+    required before each notification.
+    """
 
     name: str
     secret: bytes
