@@ -105,7 +105,7 @@ class Both:
     def check(self) -> None:
         """Compare all pages and states; what nobody wrote is NaN in both."""
         for name in ("kv", "conv", "ssm", "carry"):
-            pairs = zip(getattr(self.arena, name), getattr(self.expected, name), strict=True)
+            pairs = zip(self.arena.views(name), self.expected.views(name), strict=True)
             for ours, theirs in pairs:
                 assert torch.equal(ours.cpu().isnan(), theirs.isnan()), name
                 close(ours.cpu().nan_to_num(), theirs.nan_to_num(), TOLERANCE)

@@ -113,7 +113,7 @@ def yarn(**changes: object) -> dict[str, Any]:
 def test_the_longest_context_is_the_one_that_is_stated_or_follows_from_the_factor(
     config: dict[str, Any], positions: int
 ) -> None:
-    assert variant_config(config).max_position == positions
+    assert config_of(config).max_position == positions
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_longest_context_is_the_one_that_is_stated_or_follows_from_the_facto
 )
 def test_what_is_not_computed_is_refused(change: dict[str, Any], field: str) -> None:
     with pytest.raises(ModelConfigError) as caught:
-        variant_config(raw() | change, source="here")
+        config_of(raw() | change, source="here")
     assert str(caught.value).startswith(f"here: {field}")
     assert "; " in str(caught.value)
 
@@ -151,9 +151,9 @@ def test_what_is_not_computed_is_refused(change: dict[str, Any], field: str) -> 
 def test_rotary_parameters_beside_the_text_model_s_config_are_refused() -> None:
     text = yarn()
     nested = {"model_type": "qwen3_5", "text_config": text}
-    wanted = variant_config(nested)
+    wanted = config_of(nested)
     assert wanted.yarn is not None
     same = nested | {"rope_parameters": text["rope_parameters"]}
-    assert variant_config(same) == wanted
+    assert config_of(same) == wanted
     with pytest.raises(ModelConfigError, match=r"rope_scaling is beside text_config"):
-        variant_config(nested | {"rope_scaling": text["rope_parameters"]})
+        config_of(nested | {"rope_scaling": text["rope_parameters"]})
