@@ -154,7 +154,6 @@ def test_a_contract_names_the_shapes_and_not_the_lists() -> None:
         "ucx": "(not used)",
         "constants": "(not used)",
         "weights_format": "(not used)",
-        "step_activations": "bf16",
         "layer_kinds": "linear_attention,full_attention",
         "kv_heads": "1",
         "head_dim": "8",

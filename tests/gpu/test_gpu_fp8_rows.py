@@ -6,25 +6,12 @@ import torch
 from torch import Tensor
 
 from tasuki.model.ops.linear import fp8_rows_reference
-from tasuki.model.ops.linear.fp8_activations import quantised
-from tasuki.model.ops.linear.fp8_library import (
-    block_product,
-    has_block_product,
-    has_shared_product,
-    shared_product,
-)
-from tasuki.model.ops.linear.fp8_rows_product import (
-    Tail,
-    fp8_rows_product,
-    rows_tile,
-    tail_product,
-)
 from tasuki.model.ops.linear.fp8_rows_reference import coded, rows_product, shares_of
-from tasuki.model.ops.linear.product_tiles import Tile
 from tasuki.model.weights.matrix import Kind
 from tasuki.model.weights.quantised_segments import Fp8
 from tests.kernels.published import on_device, published
 
+# Where no GPU is, tests of kernels must be the first to import Triton. So each test imports it.
 GPU = torch.device("cuda")
 SHAPES = {
     "out_proj": (4096, 4096),
@@ -59,9 +46,16 @@ def weight_of(shape: tuple[int, int], kind: Kind = Kind.FP8_BLOCK) -> Fp8:
     return weight
 
 
-def product(x: Tensor, weight: Fp8, tile: Tile | None = None) -> Tensor:
+def product(x: Tensor, weight: Fp8, tile: tuple[int, int, int, int, int] | None = None) -> Tensor:
+    """Return the own kernel's product. tile: sizes of a Tile; None: that of the shape."""
+    from tasuki.model.ops.linear.fp8_activations import quantised
+    from tasuki.model.ops.linear.fp8_rows_product import fp8_rows_product
+    from tasuki.model.ops.linear.product_tiles import Tile
+
     output = torch.empty(len(x), weight.shape[0], dtype=torch.float32, device=GPU)
-    return fp8_rows_product(quantised(x), weight, output, tile=tile)
+    return fp8_rows_product(
+        quantised(x), weight, output, tile=None if tile is None else Tile(*tile)
+    )
 
 
 def twin(x: Tensor, weight: Fp8, shares: int) -> Tensor:
@@ -90,17 +84,20 @@ def test_any_tile_has_the_same_bits(shape: tuple[int, int]) -> None:
     weight, x = weight_of(shape), rows_of_all_sizes(200, shape[1])
     want, shares = product(x, weight), shares_of(*shape)
     for tile in (
-        Tile(64, 16, shares, 4, 4),
-        Tile(64, 64, 1, 3, 4),
-        Tile(32, 128, shares, 4, 4),
-        Tile(128, 64, 1, 4, 4),
-        Tile(128, 128, 1, 4, 8),
+        (64, 16, shares, 4, 4),
+        (64, 64, 1, 3, 4),
+        (32, 128, shares, 4, 4),
+        (128, 64, 1, 4, 4),
+        (128, 128, 1, 4, 8),
     ):
         assert torch.equal(product(x, weight, tile), want), tile
 
 
 @each_shape
 def test_a_row_is_the_same_beside_others(shape: tuple[int, int]) -> None:
+    from tasuki.model.ops.linear.fp8_activations import quantised
+    from tasuki.model.ops.linear.fp8_rows_product import Tail, fp8_rows_product, tail_product
+
     weight, x = weight_of(shape), rows_of_all_sizes(700, shape[1])
     values = torch.randn(48, shape[1], device=GPU).bfloat16() / shape[1] ** 0.5
 
@@ -119,6 +116,10 @@ def test_a_row_is_the_same_beside_others(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("shape", [(12288, 4096), (10240, 4096), (24576, 4096)])
 @pytest.mark.parametrize("batch", [64, 68, 100, 256, 1000, 4096, 8192])
 def test_the_library_has_the_same_bits_from_64_rows_on(shape: tuple[int, int], batch: int) -> None:
+    from tasuki.model.ops.linear.fp8_activations import quantised
+    from tasuki.model.ops.linear.fp8_library import block_product, has_block_product
+    from tasuki.model.ops.linear.fp8_rows_product import fp8_rows_product
+
     weight, x = weight_of(shape), rows_of_all_sizes(batch, shape[1])
     assert has_block_product(weight, x.dtype) and shares_of(*shape) == 1
     own = fp8_rows_product(quantised(x), weight, x.new_empty(batch, shape[0]))
@@ -128,6 +129,10 @@ def test_the_library_has_the_same_bits_from_64_rows_on(shape: tuple[int, int], b
 @pytest.mark.parametrize("shape", [(4096, 4096), (4096, 12288), (2048, 4096)])
 @pytest.mark.parametrize("batch", [64, 512, 1003, 8192])
 def test_the_library_has_the_same_bits_by_shares(shape: tuple[int, int], batch: int) -> None:
+    from tasuki.model.ops.linear.fp8_activations import quantised
+    from tasuki.model.ops.linear.fp8_library import has_shared_product, shared_product
+    from tasuki.model.ops.linear.fp8_rows_product import fp8_rows_product
+
     weight, x = weight_of(shape), rows_of_all_sizes(batch, shape[1])
     shares = shares_of(*shape)
     assert shares > 1 and has_shared_product(weight, x.dtype, shares)
@@ -140,6 +145,10 @@ def test_the_library_has_the_same_bits_by_shares(shape: tuple[int, int], batch: 
 def test_the_library_is_not_asked_for_blocks_it_gets_wrong() -> None:
     """Of columns whose blocks are no multiple of 4 the library's product is wrong without an
     error. The own kernel takes them."""
+    from tasuki.model.ops.linear.fp8_activations import quantised
+    from tasuki.model.ops.linear.fp8_library import block_product, has_block_product
+    from tasuki.model.ops.linear.fp8_rows_product import rows_tile
+
     shape = (256, 640)
     weight, x = weight_of(shape), rows_of_all_sizes(64, shape[1])
     assert not has_block_product(weight, x.dtype)

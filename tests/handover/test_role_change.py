@@ -58,6 +58,8 @@ FIXED = frozenset(
             "dtype",
             "kv_dtype",
             "ssm_dtype",
+            "step_activations",
+            "ngram_table",
             "draft_layer",
             *("device", "vision"),
             "disk_cache",

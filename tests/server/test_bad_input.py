@@ -64,7 +64,7 @@ def corrupt(folder: Path) -> None:
         (lambda f: change_config(f, model_type="llama"), ["model_type", "'llama'", "qwen3_5"]),
         (
             lambda f: change_config(f, model_type="qwen4_exp"),
-            ["model_type", "qwen4_exp", "Qwen3.5"],
+            ["config.json: indexer_n_heads is missing", "copy the published one"],
         ),
         (truncate, ["model.safetensors", "truncated or corrupt", "fetch it again"]),
         (corrupt, ["model.safetensors", "truncated or corrupt", "fetch it again"]),

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.families.qwen3_5.reader import load_config
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
+from tasuki.model.families.registry import load_config
 from tasuki.model.forward import Batch
 from tasuki.model.ops.linear.fp8_rows_reference import CodedProducts
 from tasuki.model.ops.linear.reference import EXACT, Products
