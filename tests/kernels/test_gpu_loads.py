@@ -45,7 +45,9 @@ class Node:
         config = EngineConfig(
             model="m", host_cache_gib=1.0, disk_cache=str(folder), disk_cache_gib=1 / 128
         )
-        disk = disk_memory(config, LAYOUT, lambda: {"page_digests": DigestKind.WORDS.value})
+        disk = disk_memory(
+            config, lambda _: LAYOUT, lambda: {"page_digests": DigestKind.WORDS.value}
+        )
         assert disk is not None and disk.file.slabs >= SLABS
         self.disk: DiskMemory = disk
         self.arena = Arena(LAYOUT, SLABS, device)
