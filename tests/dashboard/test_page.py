@@ -284,7 +284,7 @@ def test_its_head_says_which_node_this_is_and_how_it_does(browser: Browser, demo
         titles = seen.page.locator("#figures dt").all_text_contents()
         assert titles == [
             *("Health", "Output", "First token", "Each token after"),
-            *("Waiting", "Hit rate", "Memory in use"),
+            *("Waiting", "Hit rate", "Memory in use", "Pictures"),
         ]
         figures = partial(seen.text, "#figures")
         assert "ready" in figures() and "cached, of 14." in figures()
