@@ -151,6 +151,11 @@ class GpuModel(Model, Protocol):
         """Return the rows of a long prompt's block, for warming up."""
 
     @property
+    def tile_lengths(self) -> tuple[int, ...]:
+        """Return the numbers of tokens from which on prompts' products have other tiles, for
+        warming up; empty: the engine's own lengths reach all."""
+
+    @property
     def picture_row(self) -> Tensor:
         """Return one row in place of an embedding, [1, hidden], for warming up."""
 

@@ -243,12 +243,11 @@ class CudaRunner:
         block = min(self._model.block_rows, longest)
         # Triton compiles separately for sizes of one and for multiples of 16. A short run on a long
         # context takes other kernels than a prompt from its start. A block of a long run takes
-        # others again (GpuModel.block_rows). FP8 rows have other tiles from 17 and 129 rows on.
+        # others again (GpuModel.block_rows).
         for runs in (
             ((1, 0),),
             ((3, 0),),
-            ((17, 0),),
-            ((2 * PAGE_TOKENS + 1, 0),),
+            *(((length, 0),) for length in self._model.tile_lengths),
             ((PAGE_TOKENS, far),),
             ((1, 0), (PAGE_TOKENS + 1, 0)),
             ((block, min(far, longest - block)),),

@@ -40,6 +40,52 @@ from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
 
 
+def attention_of(batch: Batch) -> AttentionPlan:
+    """Return the plan of a forward's attention."""
+    return plan_attention(
+        batch.cu_seqlens.diff().tolist(),
+        batch.context_lens.tolist(),
+        batch.page_table,
+        batch.positions,
+        PAGE_TOKENS,
+        batch.stepped,
+    )
+
+
+def mix_states(
+    projected: Tensor,
+    weights: GdnWeights,
+    conv: Tensor,
+    ssm: Tensor,
+    config: DeltaNetConfig,
+    conv_plan: ConvPlan,
+    gdn_plan: GdnPlan,
+) -> tuple[Tensor, Tensor]:
+    """Run the convolution and the rule of a Gated DeltaNet mixer, and store the planned states.
+    Return its output and its gate, both [T, value_heads, value_dim]. projected: [T, q | k | v | z |
+    b | a]; conv, ssm: the layer's states, by slot."""
+    tokens, heads = len(projected), config.value_heads
+    keys, values = config.key_heads * config.key_dim, heads * config.value_dim
+    mixed, z, b, a = projected.split_with_sizes(
+        [config.conv_channels, values, heads, heads], dim=-1
+    )
+    mixed = causal_conv(mixed, weights.conv, conv, conv_plan).float()
+    qk = l2_norm(mixed[:, : 2 * keys].view(tokens, 2, config.key_heads, config.key_dim))
+    # Value head j belongs to key head j // ratio: repeats are neighbours.
+    ratio = heads // config.key_heads
+    q, k = qk.unsqueeze(3).expand(-1, -1, -1, ratio, -1).flatten(2, 3).unbind(1)
+    output = gated_delta_rule(
+        q * config.key_dim**-0.5,
+        k,
+        mixed[:, 2 * keys :].view(tokens, heads, config.value_dim),
+        weights.decay_rate * functional.softplus(a.float() + weights.dt_bias),
+        b.float().sigmoid(),
+        ssm,
+        gdn_plan,
+    )
+    return output, z.view(tokens, heads, config.value_dim)
+
+
 @dataclass(frozen=True)
 class TorchPlan:
     """Data shared by all layers of one forward, so layers have no index arithmetic. cos, sin: [T,
@@ -70,14 +116,7 @@ class TorchPlan:
             turns = angles.axis_table(batch.rope.tokens)
             entry_turns = angles.axis_table(batch.rope.entries)
         return TorchPlan(
-            attention=plan_attention(
-                lengths,
-                batch.context_lens.tolist(),
-                batch.page_table,
-                batch.positions,
-                PAGE_TOKENS,
-                batch.stepped,
-            ),
+            attention=attention_of(batch),
             conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
             gdn=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
             cos=turns[0],
@@ -153,27 +192,8 @@ class TorchOperators:
         return self._reduce(self._products.product(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
-        config = self._config
-        tokens, heads = projected.shape[0], config.value_heads
-        keys, values = config.key_heads * config.key_dim, heads * config.value_dim
-        mixed, z, b, a = projected.split_with_sizes(
-            [config.conv_channels, values, heads, heads], dim=-1
-        )
-        mixed = causal_conv(mixed, weights.conv, conv, self._plan.conv).float()
-        qk = l2_norm(mixed[:, : 2 * keys].view(tokens, 2, config.key_heads, config.key_dim))
-        # Value head j belongs to key head j // ratio: repeats are neighbours.
-        ratio = heads // config.key_heads
-        q, k = qk.unsqueeze(3).expand(-1, -1, -1, ratio, -1).flatten(2, 3).unbind(1)
-        output = gated_delta_rule(
-            q * config.key_dim**-0.5,
-            k,
-            mixed[:, 2 * keys :].view(tokens, heads, config.value_dim),
-            weights.decay_rate * functional.softplus(a.float() + weights.dt_bias),
-            b.float().sigmoid(),
-            ssm,
-            self._plan.gdn,
-        )
-        gate = z.view(tokens, heads, config.value_dim)
+        config, plan = self._config, self._plan
+        output, gate = mix_states(projected, weights, conv, ssm, config, plan.conv, plan.gdn)
         return gated_rms_norm(output, gate, weights.norm, config.norm_eps).flatten(1)
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:

@@ -57,6 +57,12 @@ class TritonBackend:
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @property
+    def tile_lengths(self) -> tuple[int, ...]:
+        """Return the numbers of tokens from which on FP8 rows have other tiles; none without
+        them."""
+        return (17, 129) if self._activations.prompts is Activations.ROWS else ()
+
+    @property
     def sees_pictures(self) -> bool:
         """Return true if forwards may have rows of pictures, and three rotary positions a token."""
         return self._axes is not None

@@ -7,6 +7,7 @@ layer. Each part is divided by itself.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -21,6 +22,18 @@ from .matrix import Part, WeightsError
 class UnfitSize(ModelConfigError):
     """Error: a model cannot be divided among this number of ranks. The message lists the possible
     numbers."""
+
+    @staticmethod
+    def of(ranks: int, misfit: str, sizes: Sequence[int], by_expert: Sequence[int]) -> "UnfitSize":
+        """Return the error. misfit: names the first size that does not fit. sizes: the possible
+        numbers; by_expert: those with another division of the experts; empty: there is none."""
+        also = ""
+        if ranks in by_expert:
+            also = f", or these with --expert-parallel: {', '.join(map(str, by_expert))}"
+        return UnfitSize(
+            f"the model cannot be shared out among {ranks} ranks: {misfit}; give "
+            f"--tensor-parallel one of {', '.join(map(str, sizes))}{also}"
+        )
 
 
 class ExpertCut(Enum):

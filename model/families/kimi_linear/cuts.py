@@ -111,15 +111,9 @@ class KimiCuts:
         misfit = self._misfit(shard)
         if misfit is None:
             return
-        sizes, also = self.fitting_sizes(shard.experts), ""
-        if shard.experts is ExpertCut.BY_WIDTH:
-            more = self.fitting_sizes(ExpertCut.BY_EXPERT)
-            if shard.ranks in more:
-                also = f", or these with --expert-parallel: {_listed(more)}"
-        raise UnfitSize(
-            f"the model cannot be shared out among {shard.ranks} ranks: {misfit}; give "
-            f"--tensor-parallel one of {_listed(sizes)}{also}"
-        )
+        by_width = shard.experts is ExpertCut.BY_WIDTH
+        by_expert = self.fitting_sizes(ExpertCut.BY_EXPERT) if by_width else []
+        raise UnfitSize.of(shard.ranks, misfit, self.fitting_sizes(shard.experts), by_expert)
 
     def _misfit(self, shard: Shard) -> str | None:
         """Return a text naming the first size not divisible among the ranks; None if the model can
@@ -151,7 +145,3 @@ def _of_width(shard: Shard, leaf: str, width: int) -> Cut | None:
 def _layer_of(name: str) -> int:
     """Return the layer's index in a name such as layers.3.self_attn.q_proj.weight."""
     return int(name.removeprefix("layers.").partition(".")[0])
-
-
-def _listed(sizes: list[int]) -> str:
-    return ", ".join(map(str, sizes))

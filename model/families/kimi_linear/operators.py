@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasuki.model.backends.torch_backend import attention_of
 from tasuki.model.forward import Batch, Reduce, one_rank
-from tasuki.model.ops.attention.reference import AttentionPlan, plan_attention
+from tasuki.model.ops.attention.reference import AttentionPlan
 from tasuki.model.ops.gdn.reference import CHANNEL_DECAY, GdnPlan, gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
 from tasuki.model.ops.linear.reference import product, swiglu
@@ -20,7 +21,6 @@ from tasuki.model.ops.moe.reference import mixture
 from tasuki.model.ops.norm.reference import l2_norm, rms_norm
 from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.weights.matrix import Matrix
-from tasuki.pycache.layout import PAGE_TOKENS
 
 from .config import ExpertShape, KimiConfig
 from .latent_attention import latent_attention
@@ -46,14 +46,7 @@ class KimiPlan:
         lengths = batch.cu_seqlens.diff().tolist()
         saves = batch.saves()
         return KimiPlan(
-            attention=plan_attention(
-                lengths,
-                batch.context_lens.tolist(),
-                batch.page_table,
-                batch.positions,
-                PAGE_TOKENS,
-                batch.stepped,
-            ),
+            attention=attention_of(batch),
             conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
             delta=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
             room=room,

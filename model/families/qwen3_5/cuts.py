@@ -71,15 +71,9 @@ class Qwen35Cuts:
         misfit = _misfit(self.config, shard)
         if misfit is None:
             return
-        sizes, also = self.fitting_sizes(shard.experts), ""
-        if shard.experts is ExpertCut.BY_WIDTH and not is_dense:
-            more = self.fitting_sizes(ExpertCut.BY_EXPERT)
-            if shard.ranks in more:
-                also = f", or these with --expert-parallel: {_listed(more)}"
-        raise UnfitSize(
-            f"the model cannot be shared out among {shard.ranks} ranks: {misfit}; give "
-            f"--tensor-parallel one of {_listed(sizes)}{also}"
-        )
+        by_width = shard.experts is ExpertCut.BY_WIDTH and not is_dense
+        by_expert = self.fitting_sizes(ExpertCut.BY_EXPERT) if by_width else []
+        raise UnfitSize.of(shard.ranks, misfit, self.fitting_sizes(shard.experts), by_expert)
 
     def cut(self, shard: Shard, name: str) -> Cut | None:
         config = self.config
@@ -154,10 +148,6 @@ def _misfit(config: DeltaNetConfig, shard: Shard) -> str | None:
     if config.kv_heads % ranks and ranks % config.kv_heads:
         return f"it has {config.kv_heads} heads of keys and values"
     return None
-
-
-def _listed(sizes: list[int]) -> str:
-    return ", ".join(map(str, sizes))
 
 
 def _of_experts(shape: MoeShape, shard: Shard, name: str, leaf: str) -> Cut | None:

@@ -61,6 +61,10 @@ class Qwen35OnGpu(Qwen35Model):
         return block_rows_of(self.config, self.weights.device)
 
     @property
+    def tile_lengths(self) -> tuple[int, ...]:
+        return self._triton.tile_lengths
+
+    @property
     def picture_row(self) -> Tensor:
         return self.weights.embedding[:1]
 

@@ -4,6 +4,8 @@ Knows nested and flat files, published names of layer kinds, and the only suppor
 that would otherwise be ignored. Each error names the file, the field and the fix.
 """
 
+from collections.abc import Mapping
+
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.config_json import ConfigFields, ConfigFile, RopeSettings
 from tasuki.model.layer_kind import MODEL_KINDS, LayerKind
@@ -11,6 +13,7 @@ from tasuki.model.layer_kind import MODEL_KINDS, LayerKind
 DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})
 
+_KINDS = {kind.value: kind for kind in MODEL_KINDS}
 _ONLY: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
     ("attn_output_gate", True),
@@ -31,6 +34,60 @@ def read_config(file: ConfigFile) -> DeltaNetConfig:
     return ConfigReader(file, DENSE_TYPES, MOE_TYPES).config()
 
 
+def read_layer_kinds(text: ConfigFields, known: Mapping[str, LayerKind]) -> tuple[LayerKind, ...]:
+    """Return the kinds of a config's layers, from `layer_types` or `full_attention_interval`.
+    known: the published names. Raises ModelConfigError."""
+    layers = text.size("num_hidden_layers")
+    names = text.get("layer_types")
+    if names is None:
+        interval = text.size("full_attention_interval", 4)
+        return tuple(
+            LayerKind.GDN if (layer + 1) % interval else LayerKind.FULL for layer in range(layers)
+        )
+    if not isinstance(names, list) or len(names) != layers:
+        raise text.error(
+            "layer_types", "does not list num_hidden_layers entries", "make the two agree"
+        )
+    if not all(isinstance(name, str) and name in known for name in names):
+        raise text.error("layer_types", f"holds a kind other than {', '.join(known)}", "remove it")
+    return tuple(known[name] for name in names)
+
+
+def delta_net_config(
+    file: ConfigFile,
+    model_type: str,
+    layer_kinds: tuple[LayerKind, ...],
+    feed_forward: DenseShape | MoeShape,
+) -> DeltaNetConfig:
+    """Return the shape of a model with Gated DeltaNet and attention. Raises ModelConfigError. Does
+    not check that its sizes fit each other."""
+    text = file.text
+    head_dim = text.size("head_dim", 256)
+    rope = RopeSettings.of(text, file.outer)
+    return DeltaNetConfig(
+        model_type=model_type,
+        vocab=text.size("vocab_size"),
+        hidden=text.size("hidden_size"),
+        layer_kinds=layer_kinds,
+        query_heads=text.size("num_attention_heads"),
+        kv_heads=text.size("num_key_value_heads"),
+        head_dim=head_dim,
+        rotary_dim=int(head_dim * rope.partial),
+        rope_theta=rope.theta,
+        yarn=rope.yarn,
+        key_heads=text.size("linear_num_key_heads", 16),
+        value_heads=text.size("linear_num_value_heads", 32),
+        key_dim=text.size("linear_key_head_dim", 128),
+        value_dim=text.size("linear_value_head_dim", 128),
+        conv_width=text.size("linear_conv_kernel_dim", 4),
+        feed_forward=feed_forward,
+        norm_eps=text.number("rms_norm_eps", 1e-6),
+        tied=file.is_tied(),
+        max_position=rope.positions,
+        eos_ids=file.eos_ids(),
+    )
+
+
 class ConfigReader:
     """A reader of one config.json, by its fields' meaning. Each error names the field."""
 
@@ -45,31 +102,8 @@ class ConfigReader:
             self._supported_type(file.text)
 
     def config(self) -> DeltaNetConfig:
-        text = self._text
-        head_dim = text.size("head_dim", 256)
-        rope = RopeSettings.of(text, self._file.outer)
-        config = DeltaNetConfig(
-            model_type=self._model_type,
-            vocab=text.size("vocab_size"),
-            hidden=text.size("hidden_size"),
-            layer_kinds=self._layer_kinds(),
-            query_heads=text.size("num_attention_heads"),
-            kv_heads=text.size("num_key_value_heads"),
-            head_dim=head_dim,
-            rotary_dim=int(head_dim * rope.partial),
-            rope_theta=rope.theta,
-            yarn=rope.yarn,
-            key_heads=text.size("linear_num_key_heads", 16),
-            value_heads=text.size("linear_num_value_heads", 32),
-            key_dim=text.size("linear_key_head_dim", 128),
-            value_dim=text.size("linear_value_head_dim", 128),
-            conv_width=text.size("linear_conv_kernel_dim", 4),
-            feed_forward=self._feed_forward(),
-            norm_eps=text.number("rms_norm_eps", 1e-6),
-            tied=self._file.is_tied(),
-            max_position=rope.positions,
-            eos_ids=self._file.eos_ids(),
-        )
+        kinds = read_layer_kinds(self._text, _KINDS)
+        config = delta_net_config(self._file, self._model_type, kinds, self._feed_forward())
         self._check(config)
         return config
 
@@ -79,26 +113,6 @@ class ConfigReader:
             known = ", ".join(sorted(self._dense | self._experts))
             raise holder.error("model_type", f"is {name!r}, which is unknown here", f"use {known}")
         return str(name)
-
-    def _layer_kinds(self) -> tuple[LayerKind, ...]:
-        layers = self._text.size("num_hidden_layers")
-        names = self._text.get("layer_types")
-        if names is None:
-            interval = self._text.size("full_attention_interval", 4)
-            return tuple(
-                LayerKind.GDN if (layer + 1) % interval else LayerKind.FULL
-                for layer in range(layers)
-            )
-        if not isinstance(names, list) or len(names) != layers:
-            raise self._text.error(
-                "layer_types", "does not list num_hidden_layers entries", "make the two agree"
-            )
-        known = {kind.value: kind for kind in MODEL_KINDS}
-        if not all(isinstance(name, str) and name in known for name in names):
-            raise self._text.error(
-                "layer_types", f"holds a kind other than {', '.join(known)}", "remove it"
-            )
-        return tuple(known[name] for name in names)
 
     def _feed_forward(self) -> DenseShape | MoeShape:
         if self._model_type in self._dense:

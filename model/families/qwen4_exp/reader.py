@@ -5,7 +5,8 @@ A published config calls its sparse layers `full_attention`; transformers calls 
 """
 
 from tasuki.model.config import MoeShape
-from tasuki.model.config_json import ConfigFile, RopeSettings
+from tasuki.model.config_json import ConfigFile
+from tasuki.model.families.qwen3_5.reader import delta_net_config, read_layer_kinds
 from tasuki.model.families.qwen4_exp.config import (
     IndexShape,
     OutputGate,
@@ -67,32 +68,13 @@ class _Reader:
             )
         for name, only in _ONLY:
             text.require(name, only)
-        head_dim = text.size("head_dim", 256)
-        rope = RopeSettings.of(text, self._outer)
-        layers = self._layer_kinds()
+        layers = read_layer_kinds(text, _KINDS)
         end_of_text = self._end_of_text()
+        model_type = str(self._outer.get("model_type"))
+        common = delta_net_config(self._file, model_type, layers, self._experts())
         return self._checked(
             Qwen4ExpConfig(
-                model_type=str(self._outer.get("model_type")),
-                vocab=text.size("vocab_size"),
-                hidden=text.size("hidden_size"),
-                layer_kinds=layers,
-                query_heads=text.size("num_attention_heads"),
-                kv_heads=text.size("num_key_value_heads"),
-                head_dim=head_dim,
-                rotary_dim=int(head_dim * rope.partial),
-                rope_theta=rope.theta,
-                yarn=rope.yarn,
-                key_heads=text.size("linear_num_key_heads", 16),
-                value_heads=text.size("linear_num_value_heads", 32),
-                key_dim=text.size("linear_key_head_dim", 128),
-                value_dim=text.size("linear_value_head_dim", 128),
-                conv_width=text.size("linear_conv_kernel_dim", 4),
-                feed_forward=self._experts(),
-                norm_eps=text.number("rms_norm_eps", 1e-6),
-                tied=self._file.is_tied(),
-                max_position=rope.positions,
-                eos_ids=self._file.eos_ids(),
+                **vars(common),
                 streams=StreamsShape(text.size("hc_count", 4), text.size("hc_lowrank", 320)),
                 index=self._index(),
                 output_gate=self._output_gate(),
@@ -101,25 +83,6 @@ class _Reader:
                 end_of_text=end_of_text,
             )
         )
-
-    def _layer_kinds(self) -> tuple[LayerKind, ...]:
-        layers = self._text.size("num_hidden_layers")
-        names = self._text.get("layer_types")
-        if names is None:
-            interval = self._text.size("full_attention_interval", 4)
-            return tuple(
-                LayerKind.GDN if (layer + 1) % interval else LayerKind.FULL
-                for layer in range(layers)
-            )
-        if not isinstance(names, list) or len(names) != layers:
-            raise self._text.error(
-                "layer_types", "does not list num_hidden_layers entries", "make the two agree"
-            )
-        if not all(isinstance(name, str) and name in _KINDS for name in names):
-            raise self._text.error(
-                "layer_types", f"holds a kind other than {', '.join(_KINDS)}", "remove it"
-            )
-        return tuple(_KINDS[name] for name in names)
 
     def _experts(self) -> MoeShape:
         intermediate = self._text.size("moe_intermediate_size", 512)

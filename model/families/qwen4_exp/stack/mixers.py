@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasuki.model.backends.torch_backend import mix_states
 from tasuki.model.config import MoeShape
 from tasuki.model.families.qwen4_exp.config import OutputGate, Qwen4ExpConfig
 from tasuki.model.families.qwen4_exp.sparse.attention import sparse_attention
@@ -16,11 +17,9 @@ from tasuki.model.families.qwen4_exp.states import StatePlan
 from tasuki.model.families.qwen4_exp.weights import SparseWeights
 from tasuki.model.ops.attention.page_rows import write_rows
 from tasuki.model.ops.attention.rope import apply_rotary
-from tasuki.model.ops.gdn.reference import gated_delta_rule
-from tasuki.model.ops.gdn.reference_conv import causal_conv
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
-from tasuki.model.ops.norm.reference import l2_norm, rms_norm
+from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MoeWeights
 
@@ -34,26 +33,9 @@ def recurrent_mixer(
 ) -> Tensor:
     """Run a Gated DeltaNet mixer, and store the planned states. Return [T, value_heads *
     value_dim], the input of out_proj. projected [T, q | k | v | z | b | a]."""
-    tokens, heads = len(projected), config.value_heads
-    keys, values = config.key_heads * config.key_dim, heads * config.value_dim
-    mixed, z, b, a = projected.split_with_sizes(
-        [config.conv_channels, values, heads, heads], dim=-1
+    output, gate = mix_states(
+        projected, weights, views["conv"], views["ssm"], config, plan.conv, plan.gdn
     )
-    mixed = causal_conv(mixed, weights.conv, views["conv"], plan.conv).float()
-    qk = l2_norm(mixed[:, : 2 * keys].view(tokens, 2, config.key_heads, config.key_dim))
-    # Value head j belongs to key head j // ratio: repeats are neighbours.
-    ratio = heads // config.key_heads
-    q, k = qk.unsqueeze(3).expand(-1, -1, -1, ratio, -1).flatten(2, 3).unbind(1)
-    output = gated_delta_rule(
-        q * config.key_dim**-0.5,
-        k,
-        mixed[:, 2 * keys :].view(tokens, heads, config.value_dim),
-        weights.decay_rate * functional.softplus(a.float() + weights.dt_bias),
-        b.float().sigmoid(),
-        views["ssm"],
-        plan.gdn,
-    )
-    gate = z.view(tokens, heads, config.value_dim)
     return _gated_norm(output, gate, weights.norm, config).flatten(1)
 
 
