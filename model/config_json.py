@@ -26,6 +26,10 @@ from typing import Any
 from .layer_kind import MODEL_KINDS
 
 _MOST = sys.float_info.max
+_MOST_TOKENS = 2**31
+"""Upper limit of token ids, because ids are int32 everywhere."""
+MOST_LISTED = 2**16
+"""Largest number of layers or experts: each costs memory of its own."""
 
 
 class ModelConfigError(ValueError):
@@ -47,12 +51,12 @@ class ConfigFields:
     def get(self, name: str, default: object = None) -> Any:
         return self.values.get(name, default)
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """Return the field as a positive integer. Raises ModelConfigError for another value, or if
-        the field is missing without a default."""
+    def size(self, name: str, default: int | None = None, most: int = _MOST_TOKENS) -> int:
+        """Return the field as a positive integer, at most `most`. Raises ModelConfigError for
+        another value, or if the field is missing without a default."""
         value = self._present(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(name, f"is {value!r}", "use a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.error(name, f"is {value!r:.40}", f"use a positive integer, at most {most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -122,10 +126,6 @@ def _raw_or_empty(directory: Path) -> tuple[dict[str, Any], str]:
         return read_json(path), str(path)
     except ModelConfigError:
         return {}, str(path)
-
-
-_MOST_TOKENS = 2**31
-"""Upper limit of token ids, because ids are int32 everywhere."""
 
 
 @dataclass(frozen=True)

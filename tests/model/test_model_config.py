@@ -99,6 +99,11 @@ def test_tie_of_the_outer_config_wins() -> None:
         ({"hidden_size": "big"}, "hidden_size is 'big'"),
         ({"head_dim": 0}, "head_dim is 0"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        (
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers is 1000000000; use a positive integer, at ",
+        ),
+        ({"hidden_size": 10**12}, "hidden_size is 1000000000000; use a positive integer, at most"),
         ({"layer_types": ["linear_attention"]}, "layer_types does not list"),
         ({"layer_types": ["sliding_attention"] * 4}, "layer_types holds a kind"),
         ({"layer_types": ["linear_attention"] * 4}, "layer_types holds no full_attention"),

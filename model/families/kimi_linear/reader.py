@@ -3,7 +3,7 @@
 Layer numbers in the published lists begin at 1.
 """
 
-from tasuki.model.config_json import ConfigFields, ConfigFile
+from tasuki.model.config_json import MOST_LISTED, ConfigFields, ConfigFile
 
 from .config import ExpertShape, KimiConfig, LatentShape, Mixer
 
@@ -41,7 +41,7 @@ def read_config(file: ConfigFile) -> KimiConfig:
     conv_width = linear.size("short_conv_kernel_size", 4)
     if conv_width < 2:
         raise linear.error("short_conv_kernel_size", "is below 2", "published models have 4")
-    layers = fields.size("num_hidden_layers")
+    layers = fields.size("num_hidden_layers", most=MOST_LISTED)
     return KimiConfig(
         model_type=str(file.outer.get("model_type")),
         vocab=fields.size("vocab_size"),
@@ -104,7 +104,10 @@ def _mixers(linear: ConfigFields, layers: int) -> tuple[Mixer, ...]:
 
 
 def _experts(fields: ConfigFields) -> ExpertShape:
-    experts, chosen = fields.size("num_experts"), fields.size("num_experts_per_token")
+    experts, chosen = (
+        fields.size("num_experts", most=MOST_LISTED),
+        fields.size("num_experts_per_token"),
+    )
     if chosen > experts:
         raise fields.error("num_experts_per_token", "exceeds num_experts", "lower it")
     intermediate = fields.size("moe_intermediate_size")

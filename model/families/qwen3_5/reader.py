@@ -7,7 +7,7 @@ that would otherwise be ignored. Each error names the file, the field and the fi
 from collections.abc import Mapping
 
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
-from tasuki.model.config_json import ConfigFields, ConfigFile, RopeSettings
+from tasuki.model.config_json import MOST_LISTED, ConfigFields, ConfigFile, RopeSettings
 from tasuki.model.layer_kind import MODEL_KINDS, LayerKind
 
 DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
@@ -37,7 +37,7 @@ def read_config(file: ConfigFile) -> DeltaNetConfig:
 def read_layer_kinds(text: ConfigFields, known: Mapping[str, LayerKind]) -> tuple[LayerKind, ...]:
     """Return the kinds of a config's layers, from `layer_types` or `full_attention_interval`.
     known: the published names. Raises ModelConfigError."""
-    layers = text.size("num_hidden_layers")
+    layers = text.size("num_hidden_layers", most=MOST_LISTED)
     names = text.get("layer_types")
     if names is None:
         interval = text.size("full_attention_interval", 4)
@@ -119,7 +119,7 @@ class ConfigReader:
             return DenseShape(self._text.size("intermediate_size"))
         intermediate = self._text.size("moe_intermediate_size")
         return MoeShape(
-            experts=self._text.size("num_experts"),
+            experts=self._text.size("num_experts", most=MOST_LISTED),
             chosen=self._text.size("num_experts_per_tok"),
             intermediate=intermediate,
             shared_intermediate=self._text.size("shared_expert_intermediate_size", intermediate),

@@ -5,7 +5,7 @@ A published config calls its sparse layers `full_attention`; transformers calls 
 """
 
 from tasuki.model.config import MoeShape
-from tasuki.model.config_json import ConfigFile
+from tasuki.model.config_json import MOST_LISTED, ConfigFile
 from tasuki.model.families.qwen3_5.reader import delta_net_config, read_layer_kinds
 from tasuki.model.families.qwen4_exp.config import (
     IndexShape,
@@ -24,6 +24,8 @@ _KINDS = {
     "full_attention": LayerKind.FULL,
     "indexed_attention": LayerKind.FULL,
 }
+_MOST_NGRAM, _MOST_HEADS, _MOST_STREAMS = 8, 64, 64
+"""Largest sizes of an n-gram, of its heads (a prime is searched for each) and of the streams."""
 _GATES = {
     "sigmoid": OutputGate.SIGMOID,
     "silu": OutputGate.SILU,
@@ -75,7 +77,9 @@ class _Reader:
         return self._checked(
             Qwen4ExpConfig(
                 **vars(common),
-                streams=StreamsShape(text.size("hc_count", 4), text.size("hc_lowrank", 320)),
+                streams=StreamsShape(
+                    text.size("hc_count", 4, _MOST_STREAMS), text.size("hc_lowrank", 320)
+                ),
                 index=self._index(),
                 output_gate=self._output_gate(),
                 tables=self._tables(layers, end_of_text),
@@ -87,7 +91,7 @@ class _Reader:
     def _experts(self) -> MoeShape:
         intermediate = self._text.size("moe_intermediate_size", 512)
         return MoeShape(
-            experts=self._text.size("num_experts", 512),
+            experts=self._text.size("num_experts", 512, MOST_LISTED),
             chosen=self._text.size("num_experts_per_tok", 10),
             intermediate=intermediate,
             shared_intermediate=self._text.size("shared_expert_intermediate_size", 512),
@@ -139,7 +143,10 @@ class _Reader:
             raise text.error(
                 "eos_token_id", "is missing, which an n-gram table needs", "copy the published one"
             )
-        ngram, heads = text.size("ngram_size", 3), text.size("heads_per_ngram", 8)
+        ngram, heads = (
+            text.size("ngram_size", 3, _MOST_NGRAM),
+            text.size("heads_per_ngram", 8, _MOST_HEADS),
+        )
         if ngram < 2:
             raise text.error("ngram_size", f"is {ngram}", "use 2 or more")
         heads *= ngram - 1
