@@ -232,7 +232,7 @@ def _resumed(hit: m.HitBreakdown, part_bytes: Mapping[str, int]) -> list[str]:
         holder, _, part = name.partition(".")
         count = pages if holder == "page" else 1
         sizes.setdefault(holder, []).append(f"{part} {count * size / 2**20:.2f} MiB")
-    texts = {"page": f"{pages} pages", "slot": "a state slot"}
+    texts = {"page": f"{pages} page{'s' * (pages > 1)}", "slot": "a state slot"}
     held = "; ".join(f"{texts[at]}: {', '.join(sizes[at])}" for at in texts if sizes[at])
     return [f"  resumed  {held}"]
 
