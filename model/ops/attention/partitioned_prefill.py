@@ -137,7 +137,7 @@ def _attend(
     begin = PART * _ROWS
     row, position = row + begin, position + begin
     own_last = gl.minimum(last, gl.maximum((position + _ROWS + _KEYS - 1) // _KEYS, first + 1))
-    own_full = (position + 1) // _KEYS
+    own_full = gl.minimum((position + 1) // _KEYS, own_last)
     largest = gl.full([_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, scores_layout))
     total = gl.zeros([_ROWS], gl.float32, gl.SliceLayout(1, scores_layout))
     started = gl.zeros([_ROWS, DIM], gl.float32, layout)
