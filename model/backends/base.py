@@ -11,7 +11,7 @@ because one kernel can add and normalise. Activations are [T, ...] in the model'
 """
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -25,8 +25,11 @@ from tasuki.model.weights.layers import (
 )
 from tasuki.model.weights.matrix import Matrix
 
+Mixed = TypeVar("Mixed")
+"""Type of a mixer's output before out_proj: numbers, or FP8 rows too."""
 
-class Operators(Protocol):
+
+class Operators(Protocol[Mixed]):
     """Operators of a model's layers, bound to one forward of T tokens."""
 
     def norm_project(
@@ -44,10 +47,10 @@ class Operators(Protocol):
         with the model's head. branch None: the residual alone is normed. It always has the
         precision of `Phase.STEP`, because a prompt's last logits are an answer's first."""
 
-    def project(self, x: Tensor, weight: Matrix) -> Tensor:
+    def project(self, x: Mixed, weight: Matrix) -> Tensor:
         """Return x [T, k] times weight [hidden, k] transposed, summed over ranks: [T, hidden]."""
 
-    def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
+    def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Mixed:
         """Run one Gated DeltaNet mixer. Return [T, value_heads * value_dim], the input of out_proj.
 
         projected: [T, q | k | v | z | b | a]. conv: [slots, channels, columns], the layer's
@@ -55,7 +58,7 @@ class Operators(Protocol):
         Both are read and written at the batch's slots.
         """
 
-    def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
+    def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Mixed:
         """Run one attention mixer. Return its gated output [T, query_heads * head_dim], the input
         of out_proj.
 
@@ -72,7 +75,7 @@ class Operators(Protocol):
         experts."""
 
 
-class BatchOperators(Operators, Protocol):
+class BatchOperators(Operators[Mixed], Protocol[Mixed]):
     """Operators of a forward of sequences with any number of tokens each."""
 
     def entries(self) -> "EntryOperators":
@@ -107,7 +110,7 @@ class EntryOperators(Protocol):
         `carry`."""
 
 
-class StepOperators(Operators, Protocol):
+class StepOperators(Operators[Tensor], Protocol):
     """Layer operators of a decode step, with one token per sequence."""
 
     def step_entries(self) -> "StepEntries":
@@ -162,6 +165,6 @@ class DraftOperators(Protocol):
 class Backend(Protocol):
     """A factory of layer operators, for forwards of one model on one device."""
 
-    def bind(self, batch: Batch) -> BatchOperators:
+    def bind(self, batch: Batch) -> BatchOperators[Any]:
         """Return the operators of a batch's forward. All data shared by its layers is prepared
         here."""

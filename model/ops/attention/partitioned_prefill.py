@@ -29,7 +29,9 @@ _LOG2_E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
-def _load_tiles(q, kv, table, row, head, kv_head, first, last, tiles, filled, freed, KV_HEADS: gl.constexpr):
+def _load_tiles(
+    q, kv, table, row, head, kv_head, first, last, tiles, filled, freed, KV_HEADS: gl.constexpr
+):
     """Load queries, then keys and values in the order of use."""
     queries, keys, values = tiles
     ready, k_filled, v_filled = filled
@@ -49,9 +51,7 @@ def _load_tiles(q, kv, table, row, head, kv_head, first, last, tiles, filled, fr
             slot = count % 2
             mbarrier.wait(k_freed.index(slot), (count // 2 & 1) ^ 1)
             mbarrier.expect(k_filled.index(slot), _KEYS * DIM * 2)
-            tma.async_copy_global_to_shared(
-                kv, [place, 0], k_filled.index(slot), keys.index(slot)
-            )
+            tma.async_copy_global_to_shared(kv, [place, 0], k_filled.index(slot), keys.index(slot))
         if tile > first:
             page = gl.load(table + tile - 1)
             place = (page * KV_HEADS + kv_head) * (2 * _KEYS) + _KEYS
@@ -64,7 +64,15 @@ def _load_tiles(q, kv, table, row, head, kv_head, first, last, tiles, filled, fr
 
 
 @gluon.jit
-def _softmax(scores, output, largest, total, scores_layout: gl.constexpr, layout: gl.constexpr, dtype: gl.constexpr):
+def _softmax(
+    scores,
+    output,
+    largest,
+    total,
+    scores_layout: gl.constexpr,
+    layout: gl.constexpr,
+    dtype: gl.constexpr,
+):
     """Take in one tile's scores. Return (weights as first operand, output, largest, total)."""
     higher = gl.maximum(gl.maximum(largest, gl.max(scores, axis=1)), _LEAST_SCORE)
     correction = gl.exp2(largest - higher)
@@ -89,11 +97,24 @@ def _seen_scores(scores, tile, position, end, scores_layout: gl.constexpr):
 
 @gluon.jit
 def _step(
-    tile, first, position, end, scale, state, queries, tiles, filled, freed, turns,
-    PART: gl.constexpr, IS_MASKED: gl.constexpr, TURNS: gl.constexpr,
-    scores_layout: gl.constexpr, layout: gl.constexpr,
+    tile,
+    first,
+    position,
+    end,
+    scale,
+    state,
+    queries,
+    tiles,
+    filled,
+    freed,
+    turns,
+    PART: gl.constexpr,
+    IS_MASKED: gl.constexpr,
+    TURNS: gl.constexpr,
+    scores_layout: gl.constexpr,
+    layout: gl.constexpr,
 ):
-    """Multiply the weights of the tile before by its values, and take in the scores of this tile."""
+    """Multiply the weights of the tile before by its values, and take in this tile's scores."""
     weights, output, largest, total = state
     _, keys, values = tiles
     _, k_filled, v_filled = filled
@@ -122,9 +143,28 @@ def _step(
 
 @gluon.jit
 def _attend(
-    first, full, last, row, count, position, end, served, head, scale, earlier, sums, gate,
-    gate_stride, output, tiles, filled, freed, turns,
-    PART: gl.constexpr, HEADS: gl.constexpr, TURNS: gl.constexpr,
+    first,
+    full,
+    last,
+    row,
+    count,
+    position,
+    end,
+    served,
+    head,
+    scale,
+    earlier,
+    sums,
+    gate,
+    gate_stride,
+    output,
+    tiles,
+    filled,
+    freed,
+    turns,
+    PART: gl.constexpr,
+    HEADS: gl.constexpr,
+    TURNS: gl.constexpr,
 ):
     """Attend to the tiles with the rows of one part."""
     queries, keys, values = tiles
@@ -149,7 +189,8 @@ def _attend(
         column = gl.expand_dims(gl.arange(0, DIM, gl.SliceLayout(0, layout)), 0)
         started = gl.load(
             earlier + gl.expand_dims(place, 1) * DIM + column,
-            mask=gl.expand_dims(there, 1), other=0.0,
+            mask=gl.expand_dims(there, 1),
+            other=0.0,
         ).to(gl.float32)
         offset = gl.arange(0, _ROWS, gl.SliceLayout(1, scores_layout))
         there = (begin + offset < count) & (served > 0)
@@ -167,13 +208,41 @@ def _attend(
     state = _softmax(scores, started, largest, total, scores_layout, layout, queries.dtype)
     for tile in range(first + 1, own_full):
         state = _step(
-            tile, first, position, end, scale, state, mine, tiles, filled, freed, turns,
-            PART, False, TURNS, scores_layout, layout,
+            tile,
+            first,
+            position,
+            end,
+            scale,
+            state,
+            mine,
+            tiles,
+            filled,
+            freed,
+            turns,
+            PART,
+            False,
+            TURNS,
+            scores_layout,
+            layout,
         )
     for tile in range(gl.maximum(first + 1, own_full), own_last):
         state = _step(
-            tile, first, position, end, scale, state, mine, tiles, filled, freed, turns,
-            PART, True, TURNS, scores_layout, layout,
+            tile,
+            first,
+            position,
+            end,
+            scale,
+            state,
+            mine,
+            tiles,
+            filled,
+            freed,
+            turns,
+            PART,
+            True,
+            TURNS,
+            scores_layout,
+            layout,
         )
     if TURNS:
         # The other part may have one tile more.
@@ -207,8 +276,21 @@ def _attend(
 
 @gluon.jit(do_not_specialize=["page_table_stride"])
 def _partitioned_prefill_kernel(
-    q, kv, page_table, page_table_stride, tiles, earlier, sums, gate, gate_stride, output, scale,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, TURNS: gl.constexpr,
+    q,
+    kv,
+    page_table,
+    page_table_stride,
+    tiles,
+    earlier,
+    sums,
+    gate,
+    gate_stride,
+    output,
+    scale,
+    HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    TURNS: gl.constexpr,
 ):
     head = gl.program_id(0)
     tile = tiles + gl.program_id(1) * 5
@@ -242,12 +324,77 @@ def _partitioned_prefill_kernel(
     freed = (k_freed, v_freed)
     gl.warp_specialize(
         [
-            (_attend, (first, full, last, row, count, position, end, served, head, scale, earlier,
-                       sums, gate, gate_stride, output, buffers, filled, freed, turns, 0, HEADS, TURNS)),
-            (_attend, (first, full, last, row, count, position, end, served, head, scale, earlier,
-                       sums, gate, gate_stride, output, buffers, filled, freed, turns, 1, HEADS, TURNS)),
-            (_load_tiles, (q, kv, table, row, head, head // GROUP, first, last, buffers, filled,
-                           freed, HEADS // GROUP)),
+            (
+                _attend,
+                (
+                    first,
+                    full,
+                    last,
+                    row,
+                    count,
+                    position,
+                    end,
+                    served,
+                    head,
+                    scale,
+                    earlier,
+                    sums,
+                    gate,
+                    gate_stride,
+                    output,
+                    buffers,
+                    filled,
+                    freed,
+                    turns,
+                    0,
+                    HEADS,
+                    TURNS,
+                ),
+            ),
+            (
+                _attend,
+                (
+                    first,
+                    full,
+                    last,
+                    row,
+                    count,
+                    position,
+                    end,
+                    served,
+                    head,
+                    scale,
+                    earlier,
+                    sums,
+                    gate,
+                    gate_stride,
+                    output,
+                    buffers,
+                    filled,
+                    freed,
+                    turns,
+                    1,
+                    HEADS,
+                    TURNS,
+                ),
+            ),
+            (
+                _load_tiles,
+                (
+                    q,
+                    kv,
+                    table,
+                    row,
+                    head,
+                    head // GROUP,
+                    first,
+                    last,
+                    buffers,
+                    filled,
+                    freed,
+                    HEADS // GROUP,
+                ),
+            ),
         ],
         [4, 1],
         [240, 24],

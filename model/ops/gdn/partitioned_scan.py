@@ -30,8 +30,22 @@ _COLUMNS = 32
 
 @gluon.jit
 def _load_chunks(
-    kq, mixers, v, gates, first, end, head, key_head, column, buffers, decays, filled, freed,
-    KEY_HEADS: gl.constexpr, VALUE_HEADS: gl.constexpr, BYTES: gl.constexpr,
+    kq,
+    mixers,
+    v,
+    gates,
+    first,
+    end,
+    head,
+    key_head,
+    column,
+    buffers,
+    decays,
+    filled,
+    freed,
+    KEY_HEADS: gl.constexpr,
+    VALUE_HEADS: gl.constexpr,
+    BYTES: gl.constexpr,
 ):
     """Load the operands of each chunk [first, end) in turn."""
     keys, queries, inverses, scores, values = buffers
@@ -66,8 +80,22 @@ def _load_chunks(
 
 @gluon.jit
 def _scan(
-    v, ssm, ssm_stride, sequence, segments, saves, first, head, column, buffers, decays, own,
-    filled, freed, VALUE_HEADS: gl.constexpr, VALUE_DIM: gl.constexpr,
+    v,
+    ssm,
+    ssm_stride,
+    sequence,
+    segments,
+    saves,
+    first,
+    head,
+    column,
+    buffers,
+    decays,
+    own,
+    filled,
+    freed,
+    VALUE_HEADS: gl.constexpr,
+    VALUE_DIM: gl.constexpr,
 ):
     keys, queries, inverses, scores, values = buffers
     totals, betas, lasts = decays
@@ -131,9 +159,7 @@ def _scan(
                 v, [(chunk * VALUE_HEADS + head) * CHUNK, column], values.index(stage)
             )
             state = warpgroup_mma_wait(0, deps=[state])
-        for save in range(
-            gl.load(segments + 4 * segment + 2), gl.load(segments + 4 * segment + 3)
-        ):
+        for save in range(gl.load(segments + 4 * segment + 2), gl.load(segments + 4 * segment + 3)):
             target = gl.load(saves + 2 * save + 1).to(gl.int64)
             gl.store(ssm + target * ssm_stride + state_tile, state.to(ssm.dtype.element_ty))
     tma.store_wait(0)
@@ -141,10 +167,24 @@ def _scan(
 
 @gluon.jit
 def _partitioned_scan_kernel(
-    kq, v, mixers, gates, ssm, ssm_stride, sequences, segments, saves,
-    KEY_HEADS: gl.constexpr, VALUE_HEADS: gl.constexpr, KEY_DIM: gl.constexpr,
-    VALUE_DIM: gl.constexpr, COLUMNS: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr,
-    OPERAND: gl.constexpr, FLAT: gl.constexpr,
+    kq,
+    v,
+    mixers,
+    gates,
+    ssm,
+    ssm_stride,
+    sequences,
+    segments,
+    saves,
+    KEY_HEADS: gl.constexpr,
+    VALUE_HEADS: gl.constexpr,
+    KEY_DIM: gl.constexpr,
+    VALUE_DIM: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    CHUNK: gl.constexpr,
+    STAGES: gl.constexpr,
+    OPERAND: gl.constexpr,
+    FLAT: gl.constexpr,
 ):
     head = gl.program_id(1)
     key_head = head // (VALUE_HEADS // KEY_HEADS)
@@ -176,11 +216,48 @@ def _partitioned_scan_kernel(
     buffers = (keys, queries, inverses, scores, values)
     gl.warp_specialize(
         [
-            (_scan, (v, ssm, ssm_stride, sequence, segments, saves, first, head, column, buffers,
-                     decays, own, filled, freed, VALUE_HEADS, VALUE_DIM)),
-            (_load_chunks, (kq, mixers, v, gates, first, end, head, key_head, column, buffers,
-                            decays, filled, freed, KEY_HEADS, VALUE_HEADS,
-                            2 * CHUNK * (2 * KEY_DIM + 2 * CHUNK + COLUMNS))),
+            (
+                _scan,
+                (
+                    v,
+                    ssm,
+                    ssm_stride,
+                    sequence,
+                    segments,
+                    saves,
+                    first,
+                    head,
+                    column,
+                    buffers,
+                    decays,
+                    own,
+                    filled,
+                    freed,
+                    VALUE_HEADS,
+                    VALUE_DIM,
+                ),
+            ),
+            (
+                _load_chunks,
+                (
+                    kq,
+                    mixers,
+                    v,
+                    gates,
+                    first,
+                    end,
+                    head,
+                    key_head,
+                    column,
+                    buffers,
+                    decays,
+                    filled,
+                    freed,
+                    KEY_HEADS,
+                    VALUE_HEADS,
+                    2 * CHUNK * (2 * KEY_DIM + 2 * CHUNK + COLUMNS),
+                ),
+            ),
         ],
         [1],
         [40],

@@ -63,22 +63,22 @@ def has_coded_product(matrix: Matrix, dtype: torch.dtype) -> bool:
     return False
 
 
-def coded_product(codes: Fp8Rows, x: Tensor, matrix: Matrix) -> Tensor:
+def coded_product(codes: Fp8Rows, x: Tensor | None, matrix: Matrix) -> Tensor:
     """Return the product with the matrix [out, in] transposed, [T, out] bf16. The library
     multiplies its FP8 rows by codes, and its plain rows below by x. codes: x [T, in] quantised with
-    a scale for each 128 columns. x is not read without plain rows. REQUIRES:
+    a scale for each 128 columns. x None: only for a matrix without plain rows. REQUIRES:
     has_coded_product(matrix)."""
     match matrix.segments:
         case [Fp8() as weight]:
             return block_product(codes, weight)
-        case [Fp8() as weight, Plain(tail)]:
+        case [Fp8() as weight, Plain(tail)] if x is not None:
             # Both products go side by side: a copy of them would take as long as a norm.
             output = x.new_empty(len(codes.values), matrix.shape[0])
             _scaled_into(codes, weight, output[:, : weight.shape[0]])
             output = output[: codes.count]
             torch.mm(x, tail.t(), out=output[:, weight.shape[0] :])
             return output
-    raise AssertionError("the matrix has no coded product")
+    raise AssertionError("the matrix has plain rows and no x, or no product by the library")
 
 
 def has_shared_product(weight: Fp8, dtype: torch.dtype, shares: int) -> bool:

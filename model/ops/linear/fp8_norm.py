@@ -76,8 +76,8 @@ def _fp8_norm_kernel(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Write the norm, if asked for, and its FP8 rows, zeros for the rows that fill up to `padded`. The sum
-    overwrites the residual."""
+    """Write the norm, if asked for, and its FP8 rows, zeros for the rows that fill up to `padded`.
+    The sum overwrites the residual."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = (columns < HIDDEN) & (row < rows)
@@ -103,8 +103,7 @@ def compile_specs() -> list[KernelSpec]:
     warps, fp32 = warps_of(4096, WITH_SUM), "weight scales"
 
     def spec(name: str, **absent: None) -> KernelSpec:
-        return KernelSpec.of(
-            name, _fp8_norm_kernel, sizes | absent, warps, fp32=fp32, codes="*fp8e4nv"
-        )
+        constants = {**sizes, **absent}
+        return KernelSpec.of(name, _fp8_norm_kernel, constants, warps, fp32=fp32, codes="*fp8e4nv")
 
     return [spec("fp8_norm"), spec("fp8_norm_codes", normed=None)]

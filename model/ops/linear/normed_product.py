@@ -1,7 +1,7 @@
 """Products of a norm with a stored matrix on a GPU, for more rows than `row_product` takes.
 
-The norm's kernel quantises too, where a product takes FP8 rows. References: `norm.reference.rms_norm`, and
-`phase_product`'s.
+The norm's kernel quantises too, where a product takes FP8 rows. References:
+`norm.reference.rms_norm`, and `phase_product`'s.
 """
 
 from torch import Tensor
@@ -30,7 +30,8 @@ def normed_product(
     None: the residual alone is normed. norm [hidden] float32, 1 + w."""
     if activations is Activations.ROWS and has_fp8(matrix):
         codes, normed = _coded_norm(branch, residual, norm, eps, matrix)
-        return rows_product(codes, normed, matrix), residual
+        # Without plain rows, the residual gives the dtype alone.
+        return rows_product(codes, residual if normed is None else normed, matrix), residual
     if activations is Activations.LIBRARY and has_coded_product(matrix, residual.dtype):
         codes, normed = _coded_norm(branch, residual, norm, eps, matrix)
         return coded_product(codes, normed, matrix), residual
@@ -43,9 +44,9 @@ def normed_product(
 
 def _coded_norm(
     branch: Tensor | None, residual: Tensor, norm: Tensor, eps: float, matrix: Matrix
-) -> tuple[Fp8Rows, Tensor]:
-    """Return the norm of branch + residual as FP8 rows, and the norm itself. In its place is the
-    residual, if the matrix has FP8 rows alone."""
+) -> tuple[Fp8Rows, Tensor | None]:
+    """Return the norm of branch + residual as FP8 rows, and the norm itself, if the matrix has
+    plain rows too."""
     if len(matrix.segments) == 1:
-        return fp8_rms_codes(branch, residual, norm, eps), residual
+        return fp8_rms_codes(branch, residual, norm, eps), None
     return fp8_rms_norm(branch, residual, norm, eps)

@@ -20,7 +20,13 @@ from tasuki.model.weights.matrix import Matrix, Plain, Segment
 from tasuki.model.weights.quantised_segments import Fp8
 
 from .fp8_activations import quantised, quantised_swiglu
-from .fp8_library import block_product, coded_product, has_block_product, has_coded_product, library_product
+from .fp8_library import (
+    block_product,
+    coded_product,
+    has_block_product,
+    has_coded_product,
+    library_product,
+)
 from .fp8_product import fp8_product, fp8_product_swiglu, tile_of_prompts
 from .fp8_rows import has_fp8, rows_product
 from .nvfp4_product import nvfp4_product
