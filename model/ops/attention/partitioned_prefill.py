@@ -64,25 +64,18 @@ def _load_tiles(
 
 
 @gluon.jit
-def _softmax(
-    scores,
-    output,
-    largest,
-    total,
-    scores_layout: gl.constexpr,
-    layout: gl.constexpr,
-    dtype: gl.constexpr,
-):
-    """Take in one tile's scores. Return (weights as first operand, output, largest, total)."""
-    higher = gl.maximum(gl.maximum(largest, gl.max(scores, axis=1)), _LEAST_SCORE)
+def _softmax(scores, scale, output, largest, total, layout: gl.constexpr, dtype: gl.constexpr):
+    """Take in one tile's scores, before their scale. Return (weights as first operand, output,
+    largest, total)."""
+    higher = gl.maximum(gl.maximum(largest, gl.max(scores, axis=1) * scale), _LEAST_SCORE)
     correction = gl.exp2(largest - higher)
-    weights = gl.exp2(scores - gl.expand_dims(higher, 1))
+    # One rounding for both, in every tile: a row's bits do not depend on which tiles are masked.
+    weights = gl.exp2(gl.fma(scores, scale, -gl.expand_dims(higher, 1)))
     total = total * correction + gl.sum(weights, axis=1)
     factor = gl.convert_layout(correction, gl.SliceLayout(1, layout))
     output = output * gl.expand_dims(factor, 1)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    weights = gl.convert_layout(weights.to(dtype), operand)
-    return weights, output, higher, total
+    return gl.convert_layout(weights.to(dtype), operand), output, higher, total
 
 
 @gluon.jit
@@ -99,6 +92,7 @@ def _seen_scores(scores, tile, position, end, scores_layout: gl.constexpr):
 def _step(
     tile,
     first,
+    full,
     position,
     end,
     scale,
@@ -109,7 +103,6 @@ def _step(
     freed,
     turns,
     PART: gl.constexpr,
-    IS_MASKED: gl.constexpr,
     TURNS: gl.constexpr,
     scores_layout: gl.constexpr,
     layout: gl.constexpr,
@@ -135,10 +128,9 @@ def _step(
     output, scores, _ = warpgroup_mma_wait(0, deps=[output, scores, weights])
     mbarrier.arrive(v_freed.index(before), count=1)
     mbarrier.arrive(k_freed.index(slot), count=1)
-    scores = scores * scale
-    if IS_MASKED:
+    if tile >= full:
         scores = _seen_scores(scores, tile, position, end, scores_layout)
-    return _softmax(scores, output, largest, total, scores_layout, layout, queries.dtype)
+    return _softmax(scores, scale, output, largest, total, layout, queries.dtype)
 
 
 @gluon.jit
@@ -204,12 +196,13 @@ def _attend(
     scores = gl.zeros([_ROWS, _KEYS], gl.float32, scores_layout)
     scores = warpgroup_mma(mine, keys.index(0).permute((1, 0)), scores, use_acc=False)
     mbarrier.arrive(k_freed.index(0), count=1)
-    scores = _seen_scores(scores * scale, first, position, end, scores_layout)
-    state = _softmax(scores, started, largest, total, scores_layout, layout, queries.dtype)
-    for tile in range(first + 1, own_full):
+    scores = _seen_scores(scores, first, position, end, scores_layout)
+    state = _softmax(scores, scale, started, largest, total, layout, queries.dtype)
+    for tile in range(first + 1, own_last):
         state = _step(
             tile,
             first,
+            own_full,
             position,
             end,
             scale,
@@ -220,33 +213,14 @@ def _attend(
             freed,
             turns,
             PART,
-            False,
             TURNS,
             scores_layout,
             layout,
         )
-    for tile in range(gl.maximum(first + 1, own_full), own_last):
-        state = _step(
-            tile,
-            first,
-            position,
-            end,
-            scale,
-            state,
-            mine,
-            tiles,
-            filled,
-            freed,
-            turns,
-            PART,
-            True,
-            TURNS,
-            scores_layout,
-            layout,
-        )
-    if TURNS:
-        # The other part may have one tile more.
-        mbarrier.arrive(turns.index(1 - PART), count=1)
+    if TURNS and PART == 0:
+        # The other part may have one tile more. It has taken its turn before by then.
+        mbarrier.wait(turns.index(0), ((own_last - first - 1) & 1) ^ 1)
+        mbarrier.arrive(turns.index(1), count=1)
     weights, result, largest, total = state
     done = own_last - 1 - first
     slot = done % 2

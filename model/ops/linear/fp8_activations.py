@@ -23,7 +23,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .fp8_scales import GROUP
 
 _ROWS = 4
-_BLOCK = 1024
+_BLOCK = 2048
 _WARPS = 4
 
 
