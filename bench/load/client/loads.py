@@ -24,7 +24,11 @@ class Client(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    async def ask(self, session: int, turn: int, prompt: Sequence[int], asked: int) -> Answer: ...
+    async def ask(
+        self, session: int, turn: int, prompt: Sequence[int], asked: int, known: int = 0
+    ) -> Answer:
+        """Send a turn, and return its answer. asked: length of the answer. known: number of the
+        prompt's first tokens computed in earlier turns of the session."""
 
 
 class Load(Protocol):
