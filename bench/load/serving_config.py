@@ -5,8 +5,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
-from tasuki.bench.load.client.growing import GrowingSessions
-from tasuki.bench.load.client.loads import Agents, Endless, Load, Streams
+from tasuki.bench.load.client.loads import Agents, Endless, GrowingSessions, Load, Streams
 from tasuki.bench.load.client.replies import alike, recorded_replies
 from tasuki.bench.load.client.session_shape import SessionShape
 from tasuki.bench.measure.results import OUT

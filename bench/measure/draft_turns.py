@@ -15,7 +15,6 @@ from itertools import chain, pairwise
 from statistics import median
 from typing import TypeVar
 
-from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import draft_limit
 from tasuki.engine.assembly.parts import (
     EngineParts,
@@ -25,7 +24,6 @@ from tasuki.engine.assembly.parts import (
     use_device,
 )
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.forward_plan import Ints
 from tasuki.engine.speculation.draft_limit import DraftLimit, StepShape
 from tasuki.engine.speculation.drafting import Drafting
 from tasuki.model.config import ModelConfig

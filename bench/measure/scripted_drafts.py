@@ -197,7 +197,7 @@ def scripted(parts: EngineParts, config: EngineConfig, script: Script) -> Engine
     parts = drawing_by_noise(parts, config)
     head, vocab = parts.model.weights.head.plain, parts.model.config.vocab
     # Answers are drawn between the steps of a serving node, ahead of their kernels.
-    beside = torch.cuda.Stream(head.device, priority=-1) if head.is_cuda else None
+    beside = torch.cuda.Stream(head.device, priority=-1) if head.is_cuda else None  # type: ignore[no-untyped-call]
 
     def answer(message: m.Submit) -> Ints:
         with torch.cuda.stream(beside):

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 @dataclass
 class Answer:
     """One answer as received by a client. session, turn: the request's origin. asked: number of
-    requested tokens. prompt_tokens: length of the prompt. known_tokens: its first tokens computed in
-    earlier turns of the session. started, ended, times: seconds of the host's monotonic clock, the same for all
+    requested tokens. started, ended, times: seconds of the host's monotonic clock, the same for all
     processes. wrong: number of tokens different from the expected ones. error: reason of an early
-    end, if any. unanswered: True if bytes stopped arriving before the end."""
+    end, if any. unanswered: True if bytes stopped arriving before the end. prompt_tokens: length of
+    the prompt. known_tokens: its first tokens computed in earlier turns of the session."""
 
     session: int
     turn: int

@@ -67,9 +67,7 @@ def _intervals(turns: list[TraceRequest]) -> list[float]:
     """Return the seconds from each turn of a conversation to the next one; 0 without a tool
     call."""
     intervals = [
-        max(0, after.timestamp_ms - before.timestamp_ms) / 1e3
-        if before.stop == _TOOL_CALL
-        else 0.0
+        max(0, after.timestamp_ms - before.timestamp_ms) / 1e3 if before.stop == _TOOL_CALL else 0.0
         for before, after in pairwise(turns)
     ]
     return [*intervals, 0.0]
