@@ -221,7 +221,7 @@ def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterato
     if not model.exists():
         write_model_folder(model, _shape(config))
     own = ["--weights", FREE if config.free_model else RANDOM]
-    if config.quantization and not config.free_model:
+    if config.quantization:
         own += ["--quantization", config.quantization]
     if config.drafts:
         own += ["--accept", config.scripted]

@@ -98,6 +98,8 @@ class ServingConfig:
         for name in ("streams", "prompt", "answer", "sessions", "turns", "clients", "output"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.free_model and self.quantization:
+            raise ValueError("the free model has no weights: leave out --quantization")
         if self.grows:
             self._check_growing()
         elif self.replies:

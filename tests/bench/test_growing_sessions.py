@@ -1,7 +1,10 @@
 """Tests of `tasuki bench serving --input`: agents in sessions of growing turns."""
 
+import asyncio
 import json
+import time
 from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import pytest
 
 from tasuki.bench.errors import ReplayError
 from tasuki.bench.load.client.answer import Answer
+from tasuki.bench.load.client.loads import GrowingSessions
 from tasuki.bench.load.client.replies import Replies, Reply, alike, recorded_replies
 from tasuki.bench.load.client.session_shape import SessionShape
 from tasuki.bench.load.cpu_by_role import CpuSample
@@ -71,6 +75,7 @@ def test_drafts_of_a_node_hold_as_scripted(
         (["--free-model", "--agents", "--reuse", "1"], "reuse must be between 0 and 1"),
         (["--free-model", "--agents", "--output", "9000"], "no session has prompts of 9000"),
         (["--free-model", "--agents", "--drafts", "2"], "the free model verifies no drafts"),
+        (["--free-model", "--agents", "--quantization", "fp8"], "has no weights"),
         (["--agents", "--accept", ".5"], "give --drafts N as well"),
         (["--agents", "--drafts", "2", "--accept", "2"], "write how likely drafts hold"),
         (["--agents", "--faster", "0"], "faster must be above 0"),
@@ -102,6 +107,52 @@ def test_a_sessions_turns_have_the_asked_means(prompt: int, answer: int, reuse: 
 def test_the_golden_acceptance_has_its_tokens_a_step() -> None:
     tokens = [round(Script.parse(GOLDEN, drafts).tokens, 2) for drafts in (1, 2, 3)]
     assert tokens == [1.93, 2.73, 3.39]
+
+
+class Recorder:
+    """A client whose answers come at once, each of the tokens asked. It is over after `most`
+    turns."""
+
+    vocabulary = 50
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.asked: list[tuple[int, list[int], int, int]] = []
+        self.times: list[float] = []
+
+    @property
+    def over(self) -> bool:
+        return len(self.asked) >= self.most
+
+    async def ask(
+        self, session: int, turn: int, prompt: Sequence[int], asked: int, known: int = 0
+    ) -> Answer:
+        self.asked.append((turn, list(prompt), asked, known))
+        self.times.append(time.monotonic())
+        return Answer(session, turn, asked, tokens=array("i", [turn + 1] * asked))
+
+
+def test_a_session_grows_ends_and_begins_anew() -> None:
+    shape, most = SessionShape(turns=3, first=20, fresh=5, answer=4), 8
+    client = Recorder(most)
+    load = GrowingSessions(2, shape, Replies((Reply(4, 0.2), Reply(2))), "1")
+    asyncio.run(load.live(client, 1))
+    turns, prompts, asked, known = zip(*client.asked, strict=True)
+    # Session 1 of 2 begins in the middle, and with the second reply.
+    assert turns == (1, 2, 0, 1, 2, 0, 1, 2)
+    assert asked == (2, 4, 2, 4, 2, 4, 2, 4)
+    assert len(prompts[0]) == shape.prompt(1) and len(prompts[2]) == shape.first
+    for number in range(1, most):
+        before, own = (
+            prompts[number - 1] + [turns[number - 1] + 1] * asked[number - 1],
+            turns[number],
+        )
+        assert known[number] == (len(before) if own else 0)
+        assert (prompts[number][: len(before)] == before) == bool(own)
+        assert len(prompts[number]) == known[number] + (shape.fresh if own else shape.first)
+    waits = [after - before for before, after in pairwise(client.times)]
+    # The turn after each reply of four tokens waits, but not a new session.
+    assert waits[3] >= 0.2 and waits[5] >= 0.2 and waits[1] < 0.2
 
 
 def line(at: float, tokens: int, stop: str = "", **more: int) -> str:

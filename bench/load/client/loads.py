@@ -150,8 +150,10 @@ class GrowingSessions:
                     asked = max(1, asked * (session + 1) // self.sessions)
                 sent = time.monotonic()
                 answer = await client.ask(session, turn, prompt, asked, known)
-                if answer.error or client.over:
+                if answer.error:
                     return
+                if client.over or turn + 1 == self.shape.turns:
+                    break
                 await asyncio.sleep(sent + reply.next_after - time.monotonic())
                 known = len(prompt) + len(answer.tokens)
                 new = drawn(f"{name} {turn}", self.shape.fresh, client.vocabulary)
