@@ -194,6 +194,41 @@ def _place(number, tiles, batch, BATCH: tl.constexpr):
     return left // beside, first + left % beside
 
 
+@triton.jit
+def _multiply_tail(
+    number,
+    x,
+    tail,
+    output,
+    x_stride,
+    output_stride,
+    batch,
+    tail_rows,
+    blocks,
+    COLUMNS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SHARES: tl.constexpr,
+):
+    """Multiply one tile of x's rows by one tile of the tail's rows, in the order of the shares."""
+    share = (blocks + SHARES - 1) // SHARES
+    place, of_x = _place(number, (tail_rows + _TAIL_ROWS - 1) // _TAIL_ROWS, batch, _TAIL_BATCH)
+    row = place * _TAIL_ROWS + tl.arange(0, _TAIL_ROWS)
+    item = of_x * _TAIL_BATCH + tl.arange(0, _TAIL_BATCH)
+    # Rows past the tail read its last row and are not stored.
+    held = tl.minimum(row, tail_rows - 1)
+    total = _none(_TAIL_BATCH, _TAIL_ROWS, True)
+    for number_of_share in tl.static_range(SHARES // SPLIT):
+        begin = (tl.program_id(1) * (SHARES // SPLIT) + number_of_share) * share
+        result = _none(_TAIL_BATCH, _TAIL_ROWS, True)
+        for block in tl.range(2 * begin, 2 * min(begin + share, blocks), num_stages=_TAIL_STAGES):
+            column = block * 64 + tl.arange(0, 64)
+            numbers = weight_tile(tail, held, column, COLUMNS, True)
+            inputs = input_tile(x, item, batch, x_stride, column, COLUMNS, True)
+            result += _multiplied(numbers, inputs, True)
+        total += result
+    stored(output, total, row, tail_rows, item, batch, output_stride, True)
+
+
 @triton.jit(do_not_specialize=["x_stride", "scale_stride", "batch", "rows", "tail_rows"])
 def _fp8_rows_product_kernel(
     codes,
@@ -273,21 +308,10 @@ def _fp8_rows_product_kernel(
             total *= along(tl.load(scales + row), WEIGHTS_FIRST)
         stored(output, total, first + offset, rows, item, batch, output_stride, WEIGHTS_FIRST)
     elif tail is not None:
-        place, of_x = _place(number, (tail_rows + _TAIL_ROWS - 1) // _TAIL_ROWS, batch, _TAIL_BATCH)
-        row = place * _TAIL_ROWS + tl.arange(0, _TAIL_ROWS)
-        item = of_x * _TAIL_BATCH + tl.arange(0, _TAIL_BATCH)
-        total = _none(_TAIL_BATCH, _TAIL_ROWS, True)
-        for number_of_share in tl.static_range(own):
-            begin = (tl.program_id(1) * own + number_of_share) * share
-            end = min(begin + share, blocks)
-            result = _none(_TAIL_BATCH, _TAIL_ROWS, True)
-            for block in tl.range(2 * begin, 2 * end, num_stages=_TAIL_STAGES):
-                column = block * 64 + tl.arange(0, 64)
-                numbers = weight_tile(tail, tl.minimum(row, tail_rows - 1), column, COLUMNS, True)
-                inputs = input_tile(x, item, batch, x_stride, column, COLUMNS, True)
-                result += _multiplied(numbers, inputs, True)
-            total += result
-        stored(output + rows, total, row, tail_rows, item, batch, output_stride, True)
+        _multiply_tail(
+            number, x, tail, output + rows, x_stride, output_stride, batch, tail_rows, blocks,
+            COLUMNS, SPLIT, SHARES,
+        )  # fmt: skip
 
 
 def compile_specs() -> list[KernelSpec]:
