@@ -120,13 +120,16 @@ def compile_specs() -> list[KernelSpec]:
     bfloat16."""
     sizes = {"VALUE_HEADS": 32, "VALUE_DIM": 128, "CHUNK": CHUNK}
 
-    def spec(name: str, fp32: str, absent: dict[str, None], **types: str) -> KernelSpec:
-        constants = {**sizes, **absent}
-        return KernelSpec.of(
-            name, _gdn_norm_kernel, constants, _WARPS, fp32=fp32, i32="chunks", **types
-        )
-
+    numbers = {**sizes, "scales": None}
     return [
-        spec("gdn_norm", "norm", {"scales": None}),
-        spec("gdn_norm_codes", "norm scales", {}, output="*fp8e4nv"),
+        KernelSpec.of("gdn_norm", _gdn_norm_kernel, numbers, _WARPS, fp32="norm", i32="chunks"),
+        KernelSpec.of(
+            "gdn_norm_codes",
+            _gdn_norm_kernel,
+            sizes,
+            _WARPS,
+            fp32="norm scales",
+            i32="chunks",
+            output="*fp8e4nv",
+        ),
     ]
