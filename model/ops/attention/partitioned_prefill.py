@@ -6,6 +6,8 @@ Triton multiplies and computes softmax in turn, and asks for keys too late. The 
 order are those of `prefill.py`, so the bits are the same. Only for 16-bit numbers.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -20,8 +22,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _HOPPER = (9, 0)
+_WARPS = 4
+_REGISTERS = 168
 _ROWS = gl.constexpr(64)
 _KEYS = gl.constexpr(PAGE_TOKENS)
 _LEAST_SCORE = gl.constexpr(-1.0e30)
@@ -162,7 +167,7 @@ def _attend(
     queries, keys, values = tiles
     DIM: gl.constexpr = queries.shape[2]
     ready, k_filled, v_filled = filled
-    k_freed, v_freed = freed
+    k_freed, _ = freed
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
     lines: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
@@ -400,9 +405,9 @@ def partitioned_prefill(
     turns: bool = True,
 ) -> None:
     tokens, heads, dim = q.shape
-    pages, kv_heads, kinds, page_tokens, _ = kv.shape
+    kv_heads = kv.shape[1]
     dtype = gl.bfloat16 if q.dtype is torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([64, dim], dtype)
+    layout = _layout(dim, dtype)
     flat = q.view(tokens, heads * dim)
     lines = kv.view(-1, dim)
     _partitioned_prefill_kernel[(heads, len(tiles))](
@@ -421,6 +426,34 @@ def partitioned_prefill(
         GROUP=heads // kv_heads,
         HEAD_DIM=dim,
         TURNS=turns,
-        num_warps=4,
-        maxnreg=168,
+        num_warps=_WARPS,
+        maxnreg=_REGISTERS,
     )
+
+
+def compile_specs() -> list[KernelSpec]:
+    """Return the specs to compile the kernel ahead of time, in the shapes of the 9B model."""
+    tiles = f"tensordesc<bf16[64, 256],{_layout(256, gl.bfloat16)!r}>"
+    constants = {"HEADS": 16, "GROUP": 4, "HEAD_DIM": 256, "TURNS": True}
+
+    def spec(name: str, absent: dict[str, None], fp32: str = "") -> KernelSpec:
+        made = KernelSpec.of(
+            name,
+            _partitioned_prefill_kernel,
+            {**constants, **absent},
+            _WARPS,
+            fp32=fp32,
+            i32="page_table tiles",
+            q=tiles,
+            kv=tiles,
+        )
+        return replace(made, max_registers=_REGISTERS, capabilities=(90,))
+
+    return [
+        spec("attention_partitioned_prefill", {"earlier": None, "sums": None}),
+        spec("attention_partitioned_prefill_after_context", {}, "sums"),
+    ]
+
+
+def _layout(columns: int, dtype: gl.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([_ROWS.value, columns], dtype)

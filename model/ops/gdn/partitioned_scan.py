@@ -6,6 +6,8 @@ its computing warps, waits for each product, and multiplies queries by zeros. Th
 order are those of `scan.py`, so the bits are the same. Only for 16-bit activations.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -20,12 +22,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tasuki.model.config import DeltaNetConfig
+from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .prefill_plan import CHUNK, GdnPrefillPlan
 
 _HOPPER = (9, 0)
 _STAGES = 3
 _COLUMNS = 32
+_WARPS = 4
+_REGISTERS = 168
+_DIMS = (128, 128)
+"""Dimensions of key and value heads: those of every published model."""
+_FLAT = gl.SwizzledSharedLayout(1, 1, 1, [0])
 
 
 @gluon.jit
@@ -268,9 +276,8 @@ def has_partitions(kq: Tensor, v: Tensor) -> bool:
     """Return true if the kernel can scan these keys, queries and values of gdn_conv()."""
     return (
         kq.is_cuda
-        and kq.element_size() == 2
-        and kq.shape[4] in (64, 128)
-        and v.shape[3] % _COLUMNS == 0
+        and kq.dtype is torch.bfloat16
+        and (kq.shape[4], v.shape[3]) == _DIMS
         and torch.cuda.get_device_capability(kq.device) == _HOPPER
     )
 
@@ -303,19 +310,47 @@ def partitioned_scan(
         COLUMNS=_COLUMNS,
         CHUNK=CHUNK,
         STAGES=_STAGES,
-        OPERAND=gl.NVMMASharedLayout.get_default_for([CHUNK, _COLUMNS], _type(kq)),
-        FLAT=gl.SwizzledSharedLayout(1, 1, 1, [0]),
-        num_warps=4,
-        maxnreg=168,
+        OPERAND=_layout(_COLUMNS, _type(kq)),
+        FLAT=_FLAT,
+        num_warps=_WARPS,
+        maxnreg=_REGISTERS,
     )
 
 
 def _tiles(rows: Tensor, columns: int) -> TensorDescriptor:
     """Return a descriptor of tiles [CHUNK, columns] of the rows, the last dimension."""
     flat = rows.view(-1, rows.shape[-1])
-    layout = gl.NVMMASharedLayout.get_default_for([CHUNK, columns], _type(rows))
+    layout = _layout(columns, _type(rows))
     return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [CHUNK, columns], layout)
+
+
+def _layout(columns: int, dtype: gl.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([CHUNK, columns], dtype)
 
 
 def _type(rows: Tensor) -> gl.dtype:
     return gl.bfloat16 if rows.dtype is torch.bfloat16 else gl.float16
+
+
+def compile_specs() -> list[KernelSpec]:
+    """Return the specs to compile the kernel ahead of time, for the models 9B, 4B and 35B-A3B in
+    bfloat16 with float32 state."""
+
+    def tiles(columns: int) -> str:
+        return f"tensordesc<bf16[{CHUNK}, {columns}],{_layout(columns, gl.bfloat16)!r}>"
+
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
+    sizes = {"COLUMNS": _COLUMNS, "CHUNK": CHUNK, "STAGES": _STAGES}
+    layouts = {"OPERAND": _layout(_COLUMNS, gl.bfloat16), "FLAT": _FLAT}
+    made = KernelSpec.of(
+        "gdn_partitioned_scan",
+        _partitioned_scan_kernel,
+        {**heads, **sizes, **layouts},
+        _WARPS,
+        fp32="gates ssm",
+        i32="sequences segments saves",
+        kq=tiles(128),
+        v=tiles(_COLUMNS),
+        mixers=tiles(CHUNK),
+    )
+    return [replace(made, max_registers=_REGISTERS, capabilities=(90,))]
