@@ -11,7 +11,7 @@ because one kernel can add and normalise. Activations are [T, ...] in the model'
 """
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from torch import Tensor
 
@@ -25,11 +25,8 @@ from tasuki.model.weights.layers import (
 )
 from tasuki.model.weights.matrix import Matrix
 
-Mixed = TypeVar("Mixed")
-"""Type of a mixer's output before out_proj: numbers, or FP8 rows too."""
 
-
-class Operators(Protocol[Mixed]):
+class Operators(Protocol):
     """Operators of a model's layers, bound to one forward of T tokens."""
 
     def norm_project(
@@ -47,10 +44,10 @@ class Operators(Protocol[Mixed]):
         with the model's head. branch None: the residual alone is normed. It always has the
         precision of `Phase.STEP`, because a prompt's last logits are an answer's first."""
 
-    def project(self, x: Mixed, weight: Matrix) -> Tensor:
+    def project(self, x: Tensor, weight: Matrix) -> Tensor:
         """Return x [T, k] times weight [hidden, k] transposed, summed over ranks: [T, hidden]."""
 
-    def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Mixed:
+    def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         """Run one Gated DeltaNet mixer. Return [T, value_heads * value_dim], the input of out_proj.
 
         projected: [T, q | k | v | z | b | a]. conv: [slots, channels, columns], the layer's
@@ -58,7 +55,7 @@ class Operators(Protocol[Mixed]):
         Both are read and written at the batch's slots.
         """
 
-    def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Mixed:
+    def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
         """Run one attention mixer. Return its gated output [T, query_heads * head_dim], the input
         of out_proj.
 
@@ -75,7 +72,7 @@ class Operators(Protocol[Mixed]):
         experts."""
 
 
-class BatchOperators(Operators[Mixed], Protocol[Mixed]):
+class BatchOperators(Operators, Protocol):
     """Operators of a forward of sequences with any number of tokens each."""
 
     def entries(self) -> "EntryOperators":
@@ -110,7 +107,7 @@ class EntryOperators(Protocol):
         `carry`."""
 
 
-class StepOperators(Operators[Tensor], Protocol):
+class StepOperators(Operators, Protocol):
     """Layer operators of a decode step, with one token per sequence."""
 
     def step_entries(self) -> "StepEntries":
@@ -165,6 +162,6 @@ class DraftOperators(Protocol):
 class Backend(Protocol):
     """A factory of layer operators, for forwards of one model on one device."""
 
-    def bind(self, batch: Batch) -> BatchOperators[Any]:
+    def bind(self, batch: Batch) -> BatchOperators:
         """Return the operators of a batch's forward. All data shared by its layers is prepared
         here."""

@@ -88,7 +88,7 @@ class TritonDraft:
         config: DeltaNetConfig,
         rows: DraftRows,
         rotary: Tensor,
-        step: Operators[Tensor],
+        step: Operators,
         product: Product,
     ) -> None:
         """rotary: angles from `rotary_cache`; step: operators of a decode step on the same batch;

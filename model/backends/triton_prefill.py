@@ -15,7 +15,6 @@ from torch.nn import functional
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import (
     BF16_STEPS,
-    Activations,
     Batch,
     Phase,
     PhaseActivations,
@@ -25,11 +24,8 @@ from tasuki.model.forward import (
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.qk_norm_rope_gate import RopeAxes, TokenPlaces, qk_norm_rope_gate
-from tasuki.model.ops.gdn.norm import has_head_groups
-from tasuki.model.ops.gdn.prefill import gdn_prefill, gdn_prefill_codes
+from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlan, plan_gdn_prefill
-from tasuki.model.ops.linear.fp8_activations import Fp8Rows
-from tasuki.model.ops.linear.fp8_library import coded_product, has_coded_product
 from tasuki.model.ops.linear.normed_product import normed_product
 from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
 from tasuki.model.ops.moe.experts import moe
@@ -190,18 +186,11 @@ class TritonPrefill:
         normed, _ = self._normed(branch, residual, norm)
         return phase_product(normed, weight, self.activations.steps)
 
-    def project(self, x: Tensor | Fp8Rows, weight: Matrix) -> Tensor:
-        if isinstance(x, Fp8Rows):
-            return self.reduce(coded_product(x, None, weight))
+    def project(self, x: Tensor, weight: Matrix) -> Tensor:
         return self.reduce(self._product(x, weight))
 
-    def gdn(
-        self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor
-    ) -> Tensor | Fp8Rows:
-        config, plan = self.config, self.plan.gdn
-        if has_head_groups(config) and self._takes_codes(weights.out_proj, projected.dtype):
-            return gdn_prefill_codes(projected, weights, config, conv, ssm, plan)
-        return gdn_prefill(projected, weights, config, conv, ssm, plan)
+    def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
+        return gdn_prefill(projected, weights, self.config, conv, ssm, self.plan.gdn)
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
         places = self.plan.places
@@ -239,16 +228,6 @@ class TritonPrefill:
         if branch is None:
             return rms_norm(residual, norm, eps), residual
         return add_rms_norm(branch, residual, norm, eps)
-
-    def _takes_codes(self, weight: Matrix, dtype: torch.dtype) -> bool:
-        """Return true if the library multiplies all rows of the forward, as FP8 rows, by it."""
-        part = self.plan.phases.parts[0]
-        return (
-            part.index is None
-            and self.activations.of(part.phase) is Activations.LIBRARY
-            and len(weight.segments) == 1
-            and has_coded_product(weight, dtype)
-        )
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
         """Return x [T, k] times weight [n, k] transposed, without a sum over ranks."""

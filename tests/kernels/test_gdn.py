@@ -7,10 +7,8 @@ import torch
 from tasuki.model.forward import SequenceSlice
 from tasuki.model.ops.gdn import decode_inputs as gdn_step_inputs
 from tasuki.model.ops.gdn.decode import gdn_decode
-from tasuki.model.ops.gdn.norm import gdn_norm, gdn_norm_codes
 from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import plan_gdn_prefill
-from tasuki.model.ops.linear.fp8_activations import quantised
 from tests.harness.covering import every_value
 
 from .gdn import STEP_SHAPES, GdnCase, Heads, Shape, gdn_case, oracle
@@ -58,18 +56,6 @@ def test_forward_equals_the_cpu_path(shape: Shape, device: torch.device) -> None
         SequenceSlice([1] * 65, 0, [0, 0], 3, 3),
     ]
     check_forward(case, slices, case.projected(2 + 1 + 100 + 65), shape.tolerance)
-
-
-def test_a_gated_norm_is_quantised_in_its_pass(device: torch.device) -> None:
-    case = gdn_case(Heads(1, 2, 32, 128), 2, torch.bfloat16, torch.float32, device)
-    plan = plan_gdn_prefill([70, 1], [0, 1], [], device)
-    outputs = torch.randn(len(plan.chunks), 2, 64, 128, device=device).bfloat16()
-    given = (case.projected(71), outputs, case.weights.norm, case.config, plan)
-    got, want = gdn_norm_codes(*given), quantised(gdn_norm(*given))
-    codes, scales = got.values[: got.count].float(), got.scales[: got.count]
-    assert got.count == want.count == 71
-    close(codes, want.values[:71].float().cpu(), 0)
-    close(scales, want.scales[:71].cpu(), 0)
 
 
 def test_keys_that_repeat_keep_the_solve_exact(device: torch.device) -> None:

@@ -15,7 +15,6 @@ So a forward needs only one more product, with the projection's rows for keys an
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,7 +134,7 @@ class Qwen35Model:
         tokens: Tensor,
         branch: Tensor,
         residual: Tensor,
-        operators: BatchOperators[Any],
+        operators: BatchOperators,
         arena: Arena,
         hooks: LayerHooks,
     ) -> None:
@@ -177,11 +176,11 @@ class Qwen35Model:
         if arena.layout.draft_layers:
             operators.entries().carry_over(inputs[self.config.layers], arena.views("carry")[0])
 
-    def head(self, branch: Tensor, residual: Tensor, operators: Operators[Any]) -> Tensor:
+    def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Return the logits [n, vocab] in the model's dtype, for any rows of layers()' result."""
         return self._gather(self.own_head(branch, residual, operators))
 
-    def own_head(self, branch: Tensor, residual: Tensor, operators: Operators[Any]) -> Tensor:
+    def own_head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Return the logits as head() does, for this rank's part of the vocabulary."""
         weights = self.weights
         return operators.norm_head(branch, residual, weights.norm, weights.head)
@@ -197,7 +196,7 @@ class Qwen35Model:
     def layers(
         self,
         token_ids: Tensor,
-        operators: Operators[Any],
+        operators: Operators,
         arena: Arena,
         hooks: LayerHooks,
         pictures: Sequence[RowSpan] = (),
@@ -228,7 +227,7 @@ class Qwen35Model:
         weights: LayerWeights,
         branch: Tensor | None,
         residual: Tensor,
-        operators: Operators[Any],
+        operators: Operators,
         arena: Arena,
         hooks: LayerHooks,
     ) -> tuple[Tensor, Tensor]:
@@ -259,7 +258,7 @@ class Qwen35Forward:
     tokens: Tensor
     branch: Tensor
     residual: Tensor
-    operators: BatchOperators[Any]
+    operators: BatchOperators
     arena: Arena
 
     def head(self, rows: Tensor) -> Tensor:

@@ -26,7 +26,6 @@ from .merge import GateSource, merge_splits
 from .online_softmax import LOG2_E, as_rows
 from .page_rows import holds_fp8
 from .paged_tiles import attend_pages, page_tiles, tile_keys, tile_types
-from .partitioned_prefill import has_partitions, partitioned_prefill
 from .prefill_tiles import PrefillTiles
 from .tile_groups import TileGroup
 
@@ -84,12 +83,7 @@ def paged_attention_prefill(
         if tiles.context.blocks:
             earlier, sums = tiles.context.run(q, kv, page_table)
         output = q.new_empty(tokens, heads * dim)
-        gated = (earlier, sums, source.gate, source.stride, output)
         for group in groups:
-            pages, table = _pages(kv, page_table, group, q.dtype)
-            if has_partitions(q, pages):
-                partitioned_prefill(q, pages, table, group.tiles, *gated, scale)
-                continue
             launch(
                 _attention_prefill_kernel, group, earlier, sums, source.gate, source.stride, output
             )

@@ -1,9 +1,7 @@
 """The gated norm at the end of a GDN layer's prefill. It brings outputs from chunk order back to
-the order of rows, as numbers or as FP8 rows.
+the order of rows.
 
-A norm is rounded to its dtype before it is quantised, so its codes are those of
-`fp8_activations.quantised` of the norm. A head is one group of columns with a scale. References:
-`norm.reference.gated_rms_norm`, and `linear.reference.quantised_rows` of its result.
+Reference: `norm.reference.gated_rms_norm`.
 """
 
 import triton
@@ -11,8 +9,6 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.ops.linear.fp8_activations import Fp8Rows, coded_groups, empty_rows
-from tasuki.model.ops.linear.fp8_scales import GROUP
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .math import silu
@@ -29,37 +25,8 @@ def gdn_norm(
     projected [T, conv_channels | z | ...], any row stride; o [N, value_heads, CHUNK, value_dim]:
     the scan's outputs by chunk; norm [value_dim] float32.
     """
-    output = projected.new_empty(plan.tokens, config.value_heads * config.value_dim)
-    _launch(projected, o, norm, config, plan, output, None)
-    return output
-
-
-def gdn_norm_codes(
-    projected: Tensor, o: Tensor, norm: Tensor, config: DeltaNetConfig, plan: GdnPrefillPlan
-) -> Fp8Rows:
-    """Return the FP8 rows of gdn_norm()'s result. Rows beyond `count` are unwritten. The arguments
-    are the same. REQUIRES: has_head_groups(config)."""
-    codes = empty_rows(projected, plan.tokens, config.value_heads * config.value_dim)
-    _launch(projected, o, norm, config, plan, codes.values, codes.scales)
-    return codes
-
-
-def has_head_groups(config: DeltaNetConfig) -> bool:
-    """Return true if each value head is one group of columns with a scale."""
-    return config.value_dim == GROUP
-
-
-def _launch(
-    projected: Tensor,
-    o: Tensor,
-    norm: Tensor,
-    config: DeltaNetConfig,
-    plan: GdnPrefillPlan,
-    output: Tensor,
-    scales: Tensor | None,
-) -> None:
-    """Launch the kernel. scales: as in `Fp8Rows`, if the output is codes."""
     heads, dim = config.value_heads, config.value_dim
+    output = projected.new_empty(plan.tokens, heads * dim)
     _gdn_norm_kernel[(heads, plan.chunks.shape[0])](
         projected[:, config.conv_channels :],
         projected.stride(0),
@@ -67,17 +34,16 @@ def _launch(
         norm,
         plan.chunks,
         output,
-        scales,
-        len(output),
         config.norm_eps,
         VALUE_HEADS=heads,
         VALUE_DIM=dim,
         CHUNK=CHUNK,
         num_warps=_WARPS,
     )
+    return output
 
 
-@triton.jit(do_not_specialize=["padded"])
+@triton.jit
 def _gdn_norm_kernel(
     z,
     projected_stride,
@@ -85,8 +51,6 @@ def _gdn_norm_kernel(
     norm,
     chunks,
     output,
-    scales,
-    padded,
     eps,
     VALUE_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -106,30 +70,13 @@ def _gdn_norm_kernel(
     column = head * VALUE_DIM + dim[None, :]
     gate = tl.load(z + row * projected_stride + column, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / VALUE_DIM + eps)[:, None]
-    normed = (x * scale * tl.load(norm + dim)[None, :] * silu(gate)).to(z.dtype.element_ty)
-    if scales is not None:
-        normed, factor = coded_groups(normed.to(tl.float32))
-        place = head.to(tl.int64) * padded + first + token
-        tl.store(scales + place, factor, mask=token < count)
+    normed = x * scale * tl.load(norm + dim)[None, :] * silu(gate)
     to = output + row * (VALUE_HEADS * VALUE_DIM) + column
-    tl.store(to, normed, mask=inside)
+    tl.store(to, normed.to(output.dtype.element_ty), mask=inside)
 
 
 def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B in
     bfloat16."""
     sizes = {"VALUE_HEADS": 32, "VALUE_DIM": 128, "CHUNK": CHUNK}
-
-    numbers = {**sizes, "scales": None}
-    return [
-        KernelSpec.of("gdn_norm", _gdn_norm_kernel, numbers, _WARPS, fp32="norm", i32="chunks"),
-        KernelSpec.of(
-            "gdn_norm_codes",
-            _gdn_norm_kernel,
-            sizes,
-            _WARPS,
-            fp32="norm scales",
-            i32="chunks",
-            output="*fp8e4nv",
-        ),
-    ]
+    return [KernelSpec.of("gdn_norm", _gdn_norm_kernel, sizes, _WARPS, fp32="norm", i32="chunks")]

@@ -3,7 +3,7 @@
 One warp brings a chunk's keys, queries, mixers and values by the tensor copy engine. One warp group
 computes. Written in Gluon, because a program's chain of products bounds the scan: Triton loads by
 its computing warps, waits for each product, and multiplies queries by zeros. The arithmetic and its
-order are those of `scan.py`, so the bits are the same. Only for 16-bit activations.
+order are those of `scan.py`, so the bits are the same. Only for bfloat16.
 """
 
 from dataclasses import replace
@@ -310,7 +310,7 @@ def partitioned_scan(
         COLUMNS=_COLUMNS,
         CHUNK=CHUNK,
         STAGES=_STAGES,
-        OPERAND=_layout(_COLUMNS, _type(kq)),
+        OPERAND=_layout(_COLUMNS),
         FLAT=_FLAT,
         num_warps=_WARPS,
         maxnreg=_REGISTERS,
@@ -320,16 +320,12 @@ def partitioned_scan(
 def _tiles(rows: Tensor, columns: int) -> TensorDescriptor:
     """Return a descriptor of tiles [CHUNK, columns] of the rows, the last dimension."""
     flat = rows.view(-1, rows.shape[-1])
-    layout = _layout(columns, _type(rows))
+    layout = _layout(columns)
     return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [CHUNK, columns], layout)
 
 
-def _layout(columns: int, dtype: gl.dtype) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([CHUNK, columns], dtype)
-
-
-def _type(rows: Tensor) -> gl.dtype:
-    return gl.bfloat16 if rows.dtype is torch.bfloat16 else gl.float16
+def _layout(columns: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([CHUNK, columns], gl.bfloat16)
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -337,11 +333,11 @@ def compile_specs() -> list[KernelSpec]:
     bfloat16 with float32 state."""
 
     def tiles(columns: int) -> str:
-        return f"tensordesc<bf16[{CHUNK}, {columns}],{_layout(columns, gl.bfloat16)!r}>"
+        return f"tensordesc<bf16[{CHUNK}, {columns}],{_layout(columns)!r}>"
 
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     sizes = {"COLUMNS": _COLUMNS, "CHUNK": CHUNK, "STAGES": _STAGES}
-    layouts = {"OPERAND": _layout(_COLUMNS, gl.bfloat16), "FLAT": _FLAT}
+    layouts = {"OPERAND": _layout(_COLUMNS), "FLAT": _FLAT}
     made = KernelSpec.of(
         "gdn_partitioned_scan",
         _partitioned_scan_kernel,

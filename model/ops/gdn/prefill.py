@@ -8,13 +8,12 @@ checkpoint costs its bytes, and a shorter chunk. Reference: `TorchOperators.gdn`
 from torch import Tensor
 
 from tasuki.model.config import DeltaNetConfig
-from tasuki.model.ops.linear.fp8_activations import Fp8Rows
 from tasuki.model.weights.layers import GdnWeights
 
 from .chunk import gdn_chunk
 from .conv import gdn_conv
 from .conv_state import store_conv_columns
-from .norm import gdn_norm, gdn_norm_codes
+from .norm import gdn_norm
 from .prefill_plan import GdnPrefillPlan
 from .scan import gdn_scan
 
@@ -35,35 +34,8 @@ def gdn_prefill(
     key_dim] are views of the arena: dense except for the slot stride. A sequence may save into its
     read slot, but not into another's read slot. Head dimensions are powers of two from 16.
     """
-    outputs = _mixed(projected, weights, config, conv, ssm, plan)
-    return gdn_norm(projected, outputs, weights.norm, config, plan)
-
-
-def gdn_prefill_codes(
-    projected: Tensor,
-    weights: GdnWeights,
-    config: DeltaNetConfig,
-    conv: Tensor,
-    ssm: Tensor,
-    plan: GdnPrefillPlan,
-) -> Fp8Rows:
-    """Run gdn_prefill(), and return the FP8 rows of its result. The arguments are the same.
-    REQUIRES: has_head_groups(config)."""
-    outputs = _mixed(projected, weights, config, conv, ssm, plan)
-    return gdn_norm_codes(projected, outputs, weights.norm, config, plan)
-
-
-def _mixed(
-    projected: Tensor,
-    weights: GdnWeights,
-    config: DeltaNetConfig,
-    conv: Tensor,
-    ssm: Tensor,
-    plan: GdnPrefillPlan,
-) -> Tensor:
-    """Return the outputs before their norm, by chunk. Store the planned states."""
     kq, v = gdn_conv(projected, weights.conv, config, conv, plan)
     store_conv_columns(projected, config, conv, plan)
     mixers, gates = gdn_chunk(projected, kq, weights, config, plan)
     gdn_scan(kq, v, mixers, gates, config, ssm, plan)
-    return v
+    return gdn_norm(projected, v, weights.norm, config, plan)

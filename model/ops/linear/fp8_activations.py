@@ -100,21 +100,15 @@ def _launch(kernel: Any, x: Tensor, result: Fp8Rows, columns: int) -> None:
 
 
 @triton.jit
-def coded_groups(grouped):
-    """Return the codes and scales of groups of numbers [GROUPS, 128] float32."""
-    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(grouped), axis=1), 1e-10), 448.0)
-    return (grouped * tl.div_rn(1.0, scale)[:, None]).to(tl.float8e4nv), scale
-
-
-@triton.jit
 def store_groups(
     value, values, scales, row, begin, padded, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Quantise and store one block of a row: value [BLOCK] float32 of the columns from `begin` on,
     with a scale for each 128 columns."""
     GROUPS: tl.constexpr = BLOCK // 128
-    codes, scale = coded_groups(tl.reshape(value, [GROUPS, 128]))
-    codes = tl.reshape(codes, [BLOCK])
+    grouped = tl.reshape(value, [GROUPS, 128])
+    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(grouped), axis=1), 1e-10), 448.0)
+    codes = tl.reshape(grouped * tl.div_rn(1.0, scale)[:, None], [BLOCK]).to(tl.float8e4nv)
     column = begin + tl.arange(0, BLOCK)
     tl.store(values + row * COLUMNS + column, codes, column < COLUMNS)
     group = begin // 128 + tl.arange(0, GROUPS)
