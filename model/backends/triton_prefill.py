@@ -15,7 +15,6 @@ from torch.nn import functional
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import (
     BF16_STEPS,
-    Activations,
     Batch,
     Phase,
     PhaseActivations,
@@ -174,9 +173,10 @@ class TritonPrefill:
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
-        if self.activations.prompts is Activations.ROWS:
-            eps = self.config.norm_eps
-            return normed_product(branch, residual, norm, eps, weight, Activations.ROWS)
+        part = self.plan.phases.parts[0]
+        if part.index is None:
+            eps, activations = self.config.norm_eps, self.activations.of(part.phase)
+            return normed_product(branch, residual, norm, eps, weight, activations)
         normed, residual = self._normed(branch, residual, norm)
         return self._product(normed, weight), residual
 
@@ -202,9 +202,10 @@ class TritonPrefill:
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
-        if isinstance(weights, MlpWeights) and self.activations.prompts is Activations.ROWS:
+        part = self.plan.phases.parts[0]
+        if isinstance(weights, MlpWeights) and part.index is None:
             both, residual = self.norm_project(branch, residual, norm, weights.gate_up)
-            output = phase_swiglu(both, weights.down, Activations.ROWS)
+            output = phase_swiglu(both, weights.down, self.activations.of(part.phase))
             return self.reduce(output), residual
         x, residual = add_rms_norm(branch, residual, norm, self.config.norm_eps)
         if isinstance(weights, MoeWeights):

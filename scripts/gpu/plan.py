@@ -144,6 +144,7 @@ def _tests() -> list[Run]:
             "gpu_fp8_kv",
             "gpu_fp8_rows",
             "gpu_fp8_steps",
+            "gpu_prompts",
         ),
         tests("tiers", 1, 250, "memory and a disk below a GPU", "-n 2", "gpu_tiers", "gpu_copies"),
         tests("remote", 1, 120, "a remote store below a GPU", "", "gpu_remote"),

@@ -13,6 +13,7 @@ from torch import Tensor, float32
 from tasuki.model.config import DeltaNetConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from .partitioned_scan import has_partitions, partitioned_scan
 from .prefill_plan import CHUNK, GdnPrefillPlan
 
 _WARPS = 4
@@ -35,6 +36,9 @@ def gdn_scan(
     kq, v as from `gdn_conv`; mixers, gates as from `gdn_chunk`; ssm [slots, value_heads, value_dim,
     key_dim], dense except for the slot stride.
     """
+    if has_partitions(kq, v):
+        partitioned_scan(kq, v, mixers, gates, config, ssm, plan)
+        return
     columns = min(_COLUMNS, config.value_dim)
     grid = (config.value_dim // columns, config.value_heads, plan.sequences.shape[0])
     _scan_kernel[grid](
