@@ -41,7 +41,8 @@ def _prefill(stage: Stage, weights: GdnWeights, count: int, tokens: int, marks: 
         )
     ]
     starts = list(range(count)), saves, [0] * count
-    plan = plan_gdn_prefill([tokens] * count, *starts, torch.float32, stage.device)
+    dtype = arena.views("ssm")[0].dtype
+    plan = plan_gdn_prefill([tokens] * count, *starts, dtype, stage.device)
     state = 4 * config.value_heads * config.value_dim * config.key_dim
     dim, states = config.key_dim, (arena.views("conv")[0], arena.views("ssm")[0])
     return Case(
