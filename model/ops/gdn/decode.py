@@ -22,7 +22,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .decode_inputs import gdn_step_inputs
 from .math import silu
 from .reference_rounding import StateNoise
-from .state_rounding import key_words, round_state, row_words
+from .state_rounding import factors, line_words, round_state, row_words
 
 # Measured on an H200: a whole state in flight, and two programs at a time on a multiprocessor.
 _BLOCK = 64
@@ -149,7 +149,7 @@ def _gdn_decode_kernel(
     gate = tl.load(z + row.to(tl.int64) * projected_stride + head * VALUE_DIM + column)
     gate = silu(gate.to(tl.float32)) * tl.load(norm + column)
     match = tl.sum(k * q)
-    keys = key_words(line[:, None] * LINE + element[None, :])
+    keys, upper = line_words(KEY_DIM, LINE)
 
     # Three dimensions, so eight lanes share a line, four lanes take rows, and one thread has all
     # lines of a row. A sum over key_dim is then mostly adds, with 3 shuffles instead of 5.
@@ -165,7 +165,8 @@ def _gdn_decode_kernel(
         state = state * decay + delta[:, None, None] * k[None, :, :]
         if ssm.dtype.element_ty == tl.bfloat16:
             words = row_words(origin + head, position + 1, block * BLOCK + value)
-            state = round_state(state, words[:, None, None], keys[None, :, :])
+            factor = factors(delta)[:, None, None]
+            state = round_state(state, words[:, None, None], keys, upper, factor)
         tl.store(new + block * (BLOCK * KEY_DIM) + within, state.to(ssm.dtype.element_ty))
         out = tl.where(here, (decay * read_q + delta * match)[None, :], out)
 

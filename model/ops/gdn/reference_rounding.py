@@ -59,15 +59,17 @@ class StateNoise:
 
     def noise(self, counts: Tensor, heads: int, value_dim: int, key_dim: int) -> Tensor:
         """Return the noise for states after `counts` [N] tokens, [N, heads, value_dim, key_dim]
-        int32 of 16 bits."""
+        int32 of 16 bits. REQUIRES: key_dim is even."""
         device = counts.device
         head = torch.arange(heads, device=device) + self.origin
         words = mixed((mixed(head) + counts[:, None]) & MASK)[..., None]
         rows = mixed((words + torch.arange(value_dim, device=device) * ROW_STEP) & MASK)
-        keys = mixed((torch.arange(key_dim, device=device) + KEY_WORDS) & MASK)
-        # Words of 32 bits fit int32, whose products keep the low bits.
-        both = rows.int()[..., None] ^ keys.int()
-        return ((both * _signed(FACTOR)) >> 16) & 0xFFFF
+        keys = mixed((torch.arange(key_dim // 2, device=device) + KEY_WORDS) & MASK)
+        # Words of 32 bits fit int32, whose products keep the low bits. A word has the noise of a
+        # key and of the key half a row behind it.
+        words = (rows.int()[..., None] ^ keys.int()) * _signed(FACTOR)
+        upper = (words >> 16) & 0xFFFF
+        return torch.cat([(words & 0xFFFF) ^ upper, upper], dim=-1)
 
 
 def _signed(word: int) -> int:

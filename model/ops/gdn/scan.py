@@ -16,7 +16,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .prefill_plan import CHUNK, GdnPrefillPlan
 from .reference_rounding import StateNoise
-from .state_rounding import key_words, round_state, row_words
+from .state_rounding import factors, key_words, round_state, row_words
 
 _WARPS = 4
 _STAGES = 3
@@ -103,7 +103,7 @@ def _scan_kernel(
     mix_tiles = mixers + head * (2 * CHUNK * CHUNK) + twice[:, None] * CHUNK + token[None, :]
     state_tile = (head * VALUE_DIM + column[None, :]) * KEY_DIM + key[:, None]
 
-    keys = key_words(key)[:, None]
+    keys, upper = key_words(key[:, None], KEY_DIM)
     slot = tl.load(sequence + 1).to(tl.int64)
     state = tl.load(ssm + slot * ssm_stride + state_tile).to(tl.float32)
     for segment in range(tl.load(sequence + 2), tl.load(sequence + 3)):
@@ -143,11 +143,13 @@ def _scan_kernel(
             if ssm.dtype.element_ty == tl.bfloat16:
                 tokens = tl.load(ends + chunk)
                 words = row_words(origin + head, tokens, column)[None, :]
-                state = tl.where(tokens % CHUNK == 0, round_state(state, words, keys), state)
+                whole = round_state(state, words, keys, upper, factors(state))
+                state = tl.where(tokens % CHUNK == 0, whole, state)
         stored = state
         if ssm.dtype.element_ty == tl.bfloat16:
             tokens = tl.load(ends + tl.load(segments + 4 * segment + 1) - 1)
-            stored = round_state(state, row_words(origin + head, tokens, column)[None, :], keys)
+            words = row_words(origin + head, tokens, column)[None, :]
+            stored = round_state(state, words, keys, upper, factors(state))
         for save in range(tl.load(segments + 4 * segment + 2), tl.load(segments + 4 * segment + 3)):
             target = tl.load(saves + 2 * save + 1).to(tl.int64)
             tl.store(ssm + target * ssm_stride + state_tile, stored.to(ssm.dtype.element_ty))
@@ -155,16 +157,17 @@ def _scan_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B in
-    bfloat16 with float32 state."""
+    bfloat16 with states of both dtypes."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
         KernelSpec.of(
-            "gdn_scan",
+            name,
             _scan_kernel,
             heads | {"COLUMNS": _COLUMNS, "CHUNK": CHUNK},
             _WARPS,
             _STAGES,
-            fp32="gates ssm",
+            fp32=f"gates {states}",
             i32="sequences segments saves ends",
         )
+        for name, states in (("gdn_scan", "ssm"), ("gdn_scan_bf16_states", ""))
     ]

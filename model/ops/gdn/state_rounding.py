@@ -1,10 +1,11 @@
 """Rounding of recurrent states to bfloat16 inside kernels. Device functions only.
 
 Reference: `reference_rounding.StateNoise`, of the same bits. The hash is divided for speed: a word
-for each row of a head's state and a word for each key are mixed once. An element takes an exclusive
-or, a product and a shift.
+for each row of a head's state and a word for each key are mixed once. Two elements take an
+exclusive or, a product and a shift.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -16,6 +17,7 @@ _ROW_STEP = tl.constexpr(ROW_STEP)
 _KEY_WORDS = tl.constexpr(KEY_WORDS)
 _FACTOR = tl.constexpr(FACTOR)
 _LAYER_SHIFT = tl.constexpr(LAYER_SHIFT)
+_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
 @triton.jit
@@ -25,9 +27,25 @@ def head_of_layers(layer, head):
 
 
 @triton.jit
-def key_words(key):
-    """Return the hash words of keys, uint32."""
-    return mix(key.to(tl.uint32) + _KEY_WORDS)
+def key_words(key, KEY_DIM: tl.constexpr):
+    """Return the hash words of keys, uint32, and whether each takes the upper half of its word."""
+    HALF: tl.constexpr = KEY_DIM // 2
+    return mix((key % HALF).to(tl.uint32) + _KEY_WORDS), key >= HALF
+
+
+@triton.jit
+def line_words(KEY_DIM: tl.constexpr, LINE: tl.constexpr):
+    """Return the result of key_words() for keys arranged as [1, lines, line]."""
+    LINES: tl.constexpr = KEY_DIM // LINE
+    line = tl.arange(0, LINES)[None, :, None]
+    element = tl.arange(0, LINE)[None, None, :]
+    if LINES == 2:
+        # A thread has both lines, so it makes one word for two elements.
+        words, _ = key_words(element, KEY_DIM)
+        upper = line == 1
+    else:
+        words, upper = key_words(line * LINE + element, KEY_DIM)
+    return words, upper
 
 
 @triton.jit
@@ -39,10 +57,17 @@ def row_words(head, tokens, row):
 
 
 @triton.jit
-def round_state(state, rows, keys):
-    """Return a state, float32, rounded to numbers of bfloat16. rows, keys: words of its elements,
-    of shapes that broadcast to the state's."""
-    noise = ((rows ^ keys) * _FACTOR) >> 16
+def factors(delta):
+    """Return the factors of rows with these updates. A row with NaN or infinity gets no noise,
+    which would make numbers of NaN."""
+    return tl.where(tl.abs(delta) <= _LARGEST, _FACTOR, 0)
+
+
+@triton.jit
+def round_state(state, rows, keys, upper, factor):
+    """Return a state, float32, rounded to numbers of bfloat16. rows, keys: words of its elements;
+    upper: their halves; factor: from factors(). All broadcast to the state's shape."""
+    word = (rows ^ keys) * factor
+    noise = tl.where(upper, word >> 16, (word ^ (word >> 16)) & 0xFFFF)
     moved = (state.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
-    # Noise would make a number of some NaNs.
-    return tl.where(state == state, moved.to(tl.float32, bitcast=True), state)
+    return moved.to(tl.float32, bitcast=True)

@@ -215,10 +215,10 @@ def _states_kernel(
             VALUE_DIM,
             LINE,
         )
-        state, _ = step(state, k, v, decay, beta)
+        state, delta = step(state, k, v, decay, beta)
         tokens += 1
         if ssm.dtype.element_ty == tl.bfloat16:
-            state = round_step(state, numbered, tokens, 0, VALUE_DIM, KEY_DIM, LINE)
+            state = round_step(state, delta, numbered, tokens, 0, VALUE_DIM, KEY_DIM, LINE)
         at += 1
     tl.store(ssm + write * ssm_stride + within, state.to(ssm.dtype.element_ty))
 

@@ -194,10 +194,10 @@ def _gdn_verify_kernel(
             mixed + at, scalars + numbers, head, part, ROWS, KEY_HEADS, VALUE_HEADS, KEY_DIM,
             VALUE_DIM, LINE,
         )  # fmt: skip
-        state, _ = step(state, k, v, decay, beta)
+        state, delta = step(state, k, v, decay, beta)
         seen += 1
         if ssm.dtype.element_ty == tl.bfloat16:
-            state = round_step(state, origin + head, seen, part, ROWS, KEY_DIM, LINE)
+            state = round_step(state, delta, origin + head, seen, part, ROWS, KEY_DIM, LINE)
         q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta
     if folded > 0:
         tl.store(ssm + read * ssm_stride + within + places, state.to(ssm.dtype.element_ty))
@@ -217,7 +217,7 @@ def _gdn_verify_kernel(
         seen += 1
         # A decode step would store the state rounded, and the next step would read that.
         if ssm.dtype.element_ty == tl.bfloat16:
-            state = round_step(state, origin + head, seen, part, ROWS, KEY_DIM, LINE)
+            state = round_step(state, delta, origin + head, seen, part, ROWS, KEY_DIM, LINE)
         tl.store(to, decay * asked + delta * tl.sum(k * q))
         q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta
         to += VALUE_HEADS * VALUE_DIM
