@@ -14,7 +14,7 @@ from tasuki.model.ops.gdn.decode import gdn_decode
 from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import plan_gdn_prefill
 from tasuki.model.ops.gdn.reference_rounding import StateNoise
-from tasuki.model.ops.gdn.state_rounding import factors, key_words, round_state, row_words
+from tasuki.model.ops.gdn.state_rounding import key_words, round_any_state, row_words
 from tasuki.model.ops.gdn.verify.fold import gdn_fold
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptTurns
 from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
@@ -35,8 +35,7 @@ def _round_kernel(states, rounded, head, tokens, ROWS: tl.constexpr, KEYS: tl.co
     at = row[:, None] * KEYS + key[None, :]
     words = row_words(head, tokens, row)
     keys, upper = key_words(key[None, :], KEYS)
-    state = tl.load(states + at)
-    state = round_state(state, words[:, None], keys, upper, factors(state))
+    state = round_any_state(tl.load(states + at), words[:, None], keys, upper)
     tl.store(rounded + at, state.to(rounded.dtype.element_ty))
 
 

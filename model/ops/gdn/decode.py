@@ -22,7 +22,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .decode_inputs import gdn_step_inputs
 from .math import silu
 from .reference_rounding import StateNoise
-from .state_rounding import factors, line_words, round_state, row_words
+from .state_rounding import halved_state, line_words, step_words
 
 # Measured on an H200: a whole state in flight, and two programs at a time on a multiprocessor.
 _BLOCK = 64
@@ -164,9 +164,8 @@ def _gdn_decode_kernel(
         delta = beta * (tl.sum(tl.where(here, v, 0.0), axis=0) - decay * read_k)
         state = state * decay + delta[:, None, None] * k[None, :, :]
         if ssm.dtype.element_ty == tl.bfloat16:
-            words = row_words(origin + head, position + 1, block * BLOCK + value)
-            factor = factors(delta)[:, None, None]
-            state = round_state(state, words[:, None, None], keys, upper, factor)
+            words = step_words(origin + head, position + 1, block * BLOCK + value, delta)
+            state = halved_state(state, words[:, None, None], keys, upper)
         tl.store(new + block * (BLOCK * KEY_DIM) + within, state.to(ssm.dtype.element_ty))
         out = tl.where(here, (decay * read_q + delta * match)[None, :], out)
 

@@ -26,11 +26,9 @@ ROUNDED = torch.bfloat16
 """The dtype of states that are rounded with noise."""
 ROW_STEP = 0x9E3779B9
 KEY_WORDS = 0x85EBCA6B
-FACTOR = 0x9E3779B1
 LAYER_SHIFT = 16
 """Constants of the hash. ROW_STEP: distance of two rows' words before mixing. KEY_WORDS: word of
-key 0 before mixing. FACTOR: odd, so a uniform word stays uniform. LAYER_SHIFT: bits of a head's
-number in a layer."""
+key 0 before mixing. LAYER_SHIFT: bits of a head's number in a layer."""
 
 
 class StateRounding(Protocol):
@@ -65,16 +63,11 @@ class StateNoise:
         words = mixed((mixed(head) + counts[:, None]) & MASK)[..., None]
         rows = mixed((words + torch.arange(value_dim, device=device) * ROW_STEP) & MASK)
         keys = mixed((torch.arange(key_dim // 2, device=device) + KEY_WORDS) & MASK)
-        # Words of 32 bits fit int32, whose products keep the low bits. A word has the noise of a
-        # key and of the key half a row behind it.
-        words = (rows.int()[..., None] ^ keys.int()) * _signed(FACTOR)
+        # The product of a uniform word and an odd one is uniform. It has the noise of a key and of
+        # the key half a row behind it. Its low bits are those of int32.
+        words = rows.int()[..., None] * (keys | 1).int()
         upper = (words >> 16) & 0xFFFF
         return torch.cat([(words & 0xFFFF) ^ upper, upper], dim=-1)
-
-
-def _signed(word: int) -> int:
-    """Return a word of 32 bits as an int32."""
-    return word - ((word >> 31) << 32)
 
 
 def chunk_bounds(begin: int, end: int, before: int | None) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .prefill_plan import CHUNK, GdnPrefillPlan
 from .reference_rounding import StateNoise
-from .state_rounding import factors, key_words, round_state, row_words
+from .state_rounding import key_words, round_any_state, row_words
 
 _WARPS = 4
 _STAGES = 3
@@ -143,13 +143,13 @@ def _scan_kernel(
             if ssm.dtype.element_ty == tl.bfloat16:
                 tokens = tl.load(ends + chunk)
                 words = row_words(origin + head, tokens, column)[None, :]
-                whole = round_state(state, words, keys, upper, factors(state))
+                whole = round_any_state(state, words, keys, upper)
                 state = tl.where(tokens % CHUNK == 0, whole, state)
         stored = state
         if ssm.dtype.element_ty == tl.bfloat16:
             tokens = tl.load(ends + tl.load(segments + 4 * segment + 1) - 1)
             words = row_words(origin + head, tokens, column)[None, :]
-            stored = round_state(state, words, keys, upper, factors(state))
+            stored = round_any_state(state, words, keys, upper)
         for save in range(tl.load(segments + 4 * segment + 2), tl.load(segments + 4 * segment + 3)):
             target = tl.load(saves + 2 * save + 1).to(tl.int64)
             tl.store(ssm + target * ssm_stride + state_tile, stored.to(ssm.dtype.element_ty))

@@ -1,8 +1,8 @@
 """Rounding of recurrent states to bfloat16 inside kernels. Device functions only.
 
 Reference: `reference_rounding.StateNoise`, of the same bits. The hash is divided for speed: a word
-for each row of a head's state and a word for each key are mixed once. Two elements take an
-exclusive or, a product and a shift.
+for each row of a head's state and a word for each key are mixed once. Their product is the noise
+of two elements.
 """
 
 import torch
@@ -11,11 +11,10 @@ import triton.language as tl
 
 from tasuki.model.ops.word_mix_kernel import mix
 
-from .reference_rounding import FACTOR, KEY_WORDS, LAYER_SHIFT, ROW_STEP
+from .reference_rounding import KEY_WORDS, LAYER_SHIFT, ROW_STEP
 
 _ROW_STEP = tl.constexpr(ROW_STEP)
 _KEY_WORDS = tl.constexpr(KEY_WORDS)
-_FACTOR = tl.constexpr(FACTOR)
 _LAYER_SHIFT = tl.constexpr(LAYER_SHIFT)
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
@@ -30,7 +29,7 @@ def head_of_layers(layer, head):
 def key_words(key, KEY_DIM: tl.constexpr):
     """Return the hash words of keys, uint32, and whether each takes the upper half of its word."""
     HALF: tl.constexpr = KEY_DIM // 2
-    return mix((key % HALF).to(tl.uint32) + _KEY_WORDS), key >= HALF
+    return mix((key % HALF).to(tl.uint32) + _KEY_WORDS) | 1, key >= HALF
 
 
 @triton.jit
@@ -57,17 +56,36 @@ def row_words(head, tokens, row):
 
 
 @triton.jit
-def factors(delta):
-    """Return the factors of rows with these updates. A row with NaN or infinity gets no noise,
-    which would make numbers of NaN."""
-    return tl.where(tl.abs(delta) <= _LARGEST, _FACTOR, 0)
+def step_words(head, tokens, row, update):
+    """Return row_words() after a step with these updates of the rows, float32. A row with NaN or
+    infinity has such an update too. It gets no noise, which would make numbers of NaN."""
+    return tl.where(tl.abs(update) <= _LARGEST, row_words(head, tokens, row), 0)
 
 
 @triton.jit
-def round_state(state, rows, keys, upper, factor):
-    """Return a state, float32, rounded to numbers of bfloat16. rows, keys: words of its elements;
-    upper: their halves; factor: from factors(). All broadcast to the state's shape."""
-    word = (rows ^ keys) * factor
+def _moved(state, rows, keys, upper):
+    """Return the bits of a state plus noise, uint32. rows, keys: words of its elements; upper:
+    their halves. All broadcast to the state's shape."""
+    word = rows * keys
     noise = tl.where(upper, word >> 16, (word ^ (word >> 16)) & 0xFFFF)
-    moved = (state.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
-    return moved.to(tl.float32, bitcast=True)
+    return state.to(tl.uint32, bitcast=True) + noise
+
+
+@triton.jit
+def round_state(state, rows, keys, upper):
+    """Return a state rounded to numbers of bfloat16, float32. Arguments: see _moved(). A row with
+    NaN has words of 0."""
+    return (_moved(state, rows, keys, upper) & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def round_any_state(state, rows, keys, upper):
+    """Return round_state() of a state with any numbers: NaN stays NaN."""
+    return tl.where(state == state, round_state(state, rows, keys, upper), state)
+
+
+@triton.jit
+def halved_state(state, rows, keys, upper):
+    """Return a state rounded to bfloat16. Arguments: see round_state()."""
+    halves = (_moved(state, rows, keys, upper) >> 16).to(tl.uint16)
+    return halves.to(tl.bfloat16, bitcast=True)

@@ -8,7 +8,7 @@ bytes with `line` elements each. Layout and arithmetic are those of `gdn_decode`
 import triton
 import triton.language as tl
 
-from ..state_rounding import factors, line_words, round_state, row_words
+from ..state_rounding import line_words, round_state, step_words
 
 
 def warps_of(most: int, rows: int, key_dim: int) -> int:
@@ -73,8 +73,8 @@ def round_step(
     """Return the rows from `first` on of a head's state, rounded to numbers of bfloat16 as a decode
     step stores them, see row_words(). delta: the rows' updates."""
     keys, upper = line_words(KEY_DIM, LINE)
-    rows = row_words(head, tokens, first + tl.arange(0, ROWS))
-    return round_state(state, rows[:, None, None], keys, upper, factors(delta)[:, None, None])
+    rows = step_words(head, tokens, first + tl.arange(0, ROWS), delta)
+    return round_state(state, rows[:, None, None], keys, upper)
 
 
 @triton.jit
