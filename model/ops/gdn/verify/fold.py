@@ -225,14 +225,22 @@ def _states_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
-    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
-    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "LINE": 32}
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with states of both dtypes."""
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     sizes = {"CHANNELS": 8192, "COLUMNS": 3, "PADDED": 4, "BLOCK": _CHANNELS}
     tables = "places counts read_slots write_slots"
-    states = f"{tables} starts"
+    of_states = (("gdn_fold_states", 32, "ssm"), ("gdn_fold_bf16_states", 64, ""))
     return [
-        KernelSpec.of(
-            "gdn_fold_states", _states_kernel, heads, FOLD_WARPS, fp32="scalars ssm", i32=states
+        *(
+            KernelSpec.of(
+                name,
+                _states_kernel,
+                heads | {"LINE": line},
+                FOLD_WARPS,
+                fp32=f"scalars {states}",
+                i32=f"{tables} starts",
+            )
+            for name, line, states in of_states
         ),
         KernelSpec.of(
             "gdn_fold_columns",

@@ -225,15 +225,16 @@ def _gdn_verify_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
-    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with states of both dtypes."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
         KernelSpec.of(
-            "gdn_verify",
+            name,
             _gdn_verify_kernel,
-            heads | {"LINE": 32, "ROWS": _ROWS, "AHEAD": 32768, "DEPENDENT": True},
+            heads | {"LINE": line, "ROWS": _ROWS, "AHEAD": 32768, "DEPENDENT": True},
             _WARPS,
-            fp32="scalars ssm output",
+            fp32=f"scalars output {states}",
             i32="read_slots counts rows positions turn fold_counts fold_places fold_slots",
         )
+        for name, line, states in (("gdn_verify", 32, "ssm"), ("gdn_verify_bf16_states", 64, ""))
     ]
