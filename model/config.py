@@ -91,7 +91,8 @@ class ModelConfig(ABC):
 class DeltaNetConfig(ModelConfig):
     """Shape of a model of Gated DeltaNet (GDN) and gated full-attention layers. rope_theta is as
     published. yarn: YaRN settings, which stretch max_position; None: the trained rotary angles.
-    Invariant: at least one layer of each kind."""
+    first_value_head: number, among all ranks' value heads, of this rank's first one. Invariant: at
+    least one layer of each kind."""
 
     layer_kinds: tuple[LayerKind, ...]
     query_heads: int
@@ -106,6 +107,7 @@ class DeltaNetConfig(ModelConfig):
     value_dim: int
     conv_width: int
     feed_forward: DenseShape | MoeShape
+    first_value_head: int = 0
 
     @property
     def layers(self) -> int:

@@ -133,9 +133,10 @@ class VerifySteps(Protocol):
         """Store the states requested by the batch's folds. Then run tokens [B * T] through all
         layers. Pages are written, slots are not."""
 
-    def fold(self, turn: int, rows: FoldRows, arena: Arena) -> None:
+    def fold(self, turn: int, rows: FoldRows, starts: Tensor, arena: Arena) -> None:
         """Store the states after the accepted tokens of the last step. turn: index, 0 or 1, of the
-        buffer with its inputs."""
+        buffer with its inputs. starts: [n] int32, tokens before the accepted ones in each row's
+        sequence."""
 
 
 @runtime_checkable

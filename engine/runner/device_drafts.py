@@ -30,10 +30,11 @@ is cheaper, although weights are read twice."""
 
 @dataclass(frozen=True)
 class _Held:
-    """A row of the last step. place: index of its kept inputs. tokens: its number of tokens.
-    read_slot, write_slot: its state slots."""
+    """A row of the last step. place: index of its kept inputs. start: tokens of its sequence before
+    the row. tokens: its number of tokens. read_slot, write_slot: its state slots."""
 
     place: int
+    start: int
     tokens: int
     read_slot: int
     write_slot: int
@@ -41,7 +42,7 @@ class _Held:
     def fold(self, count: int) -> HeldFold:
         """Return the fold (storing the state after accepted tokens) for the row's first `count`
         tokens."""
-        return HeldFold(self.place, count, self.read_slot, self.write_slot)
+        return HeldFold(self.place, self.start, count, self.read_slot, self.write_slot)
 
 
 class DraftVerifier:
@@ -99,7 +100,7 @@ class DraftVerifier:
         """Batch indices with a row computed without its drafts. It wrote its slot itself."""
         self._beside: frozenset[int] = frozenset()
         """Batch indices of one-token rows computed together with this step's rows with drafts."""
-        self._store([_Held(0, 1, 0, 0)])
+        self._store([_Held(0, 0, 1, 0, 0)])
 
     def seated(self, rows: ResolvedRows) -> ResolvedRows:
         """Limit the rows with drafts to the available space; further ones become one-token rows
@@ -214,10 +215,13 @@ class DraftVerifier:
 
     def _hold(self, rows: ResolvedRows, width: int) -> None:
         self.width = width
-        columns = (rows.batch_indices, rows.lengths, rows.read_slots, rows.write_slots)
+        columns = (
+            *(rows.batch_indices, rows.starts, rows.lengths),
+            *(rows.read_slots, rows.write_slots),
+        )
         self._held = {
-            batch_index: _Held(place, tokens, read, write)
-            for place, (batch_index, tokens, read, write) in enumerate(
+            batch_index: _Held(place, start, tokens, read, write)
+            for place, (batch_index, start, tokens, read, write) in enumerate(
                 zip(*(column.tolist() for column in columns), strict=True)
             )
         }
@@ -286,11 +290,13 @@ class DraftVerifier:
     def _fold_now(self, folds: Sequence[HeldFold]) -> None:
         if not folds:
             return
-        host = torch.empty(4, len(folds), dtype=torch.int32, pin_memory=True)
-        columns = [(fold.place, fold.count, fold.read_slot, fold.write_slot) for fold in folds]
+        host = torch.empty(5, len(folds), dtype=torch.int32, pin_memory=True)
+        columns = [
+            (fold.start, fold.place, fold.count, fold.read_slot, fold.write_slot) for fold in folds
+        ]
         host.numpy()[:] = np.array(columns).T
-        rows = FoldRows(*host.to(self._device, non_blocking=True))
-        self._steps.fold(self._turn, rows, self._arena)
+        starts, *tables = host.to(self._device, non_blocking=True)
+        self._steps.fold(self._turn, FoldRows(*tables), starts, self._arena)
 
 
 class LayerDrafter:

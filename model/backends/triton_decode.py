@@ -206,6 +206,7 @@ class TritonDecode:
             batch.read_slots,
             batch.write_slots,
             batch.rows,
+            batch.positions,
         )
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:

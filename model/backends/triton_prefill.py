@@ -25,7 +25,7 @@ from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.qk_norm_rope_gate import RopeAxes, TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.prefill import gdn_prefill
-from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlan, plan_gdn_prefill
+from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlans
 from tasuki.model.ops.linear.normed_product import normed_product
 from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
 from tasuki.model.ops.moe.experts import moe
@@ -97,7 +97,7 @@ class PrefillPlan:
     states; None without a draft layer. pictures: rows in place of embeddings, on the device."""
 
     phases: PhaseRows
-    gdn: GdnPrefillPlan
+    gdn: GdnPrefillPlans
     places: TokenPlaces
     entry_places: TokenPlaces
     tiles: PrefillTiles
@@ -140,7 +140,13 @@ class PrefillPlan:
             places, entry_places = replace(places, rope=own), replace(places, rope=entries)
         return PrefillPlan(
             phases=PhaseRows.of(batch, rows, activations),
-            gdn=plan_gdn_prefill(counts, batch.read_slots.tolist(), batch.saves(), device),
+            gdn=GdnPrefillPlans(
+                lengths=tuple(counts),
+                read_slots=tuple(batch.read_slots.tolist()),
+                saves=tuple(batch.saves()),
+                before=tuple(contexts),
+                device=device,
+            ),
             places=places,
             entry_places=entry_places,
             tiles=PrefillTiles.of(counts, contexts, config, dtype, device),
@@ -190,7 +196,8 @@ class TritonPrefill:
         return self.reduce(self._product(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
-        return gdn_prefill(projected, weights, self.config, conv, ssm, self.plan.gdn)
+        plan = self.plan.gdn.of_states(ssm.dtype)
+        return gdn_prefill(projected, weights, self.config, conv, ssm, plan)
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
         places = self.plan.places

@@ -119,6 +119,7 @@ class TritonVerify(TritonDecode):
             batch.read_slots,
             batch.counts,
             batch.rows,
+            batch.positions,
             self._kept.layer(layer),
             batch.turn,
             RowFolds(batch.fold_counts, batch.fold_places, batch.fold_slots),

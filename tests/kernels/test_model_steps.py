@@ -192,5 +192,6 @@ def test_verified_drafts_and_their_folds(both: Both) -> None:
     kept = [answer[:count] for answer, count in zip(ANSWERS, accepted, strict=True)]
     both.cpu.forward(Batch.pack(both.slices(kept, lengths, 2, 6)), both.expected, NullHooks())
     columns = ([0, 1], accepted, [2, 3], [6, 7])
-    steps.fold(0, FoldRows(*map(both.ints, columns)), both.arena)
+    rows = FoldRows(*map(both.ints, columns))
+    steps.fold(0, rows, both.ints(lengths), both.arena)
     both.check()

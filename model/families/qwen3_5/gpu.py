@@ -143,8 +143,8 @@ class Qwen35VerifySteps:
         return found
 
     @torch.inference_mode()
-    def fold(self, turn: int, rows: FoldRows, arena: Arena) -> None:
+    def fold(self, turn: int, rows: FoldRows, starts: Tensor, arena: Arena) -> None:
         states = arena.views("conv"), arena.views("ssm")
-        gdn_fold(self.scratch.kept.of(turn), self.model.config, *states, rows)
+        gdn_fold(self.scratch.kept.of(turn), self.model.config, *states, rows, starts)
         if self.scratch.hidden is not None:
             fold_carry(self.scratch.hidden, rows, arena.views("carry")[0])
