@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.ops.attention.spans.attention import SpanShape, SpanWorkspace, attend_spans
-from tasuki.model.ops.attention.spans.groups import GroupPlan, SpanGroups
+from tasuki.model.ops.attention.spans.groups import GroupPlan
 from tasuki.model.ops.attention.spans.rule import SpanRule
 from tests.harness.covering import every_pair, every_value
 
@@ -64,8 +64,7 @@ class Step:
     def of(case: AttentionCase, tokens: int) -> "Step":
         projected = padded(case.projected(), case.lengths, tokens)
         q = case.queries(projected, padded_places(case, len(case.lengths), tokens), 1024)
-        fp8 = case.kv.dtype is torch.uint8
-        return Step(case, q, projected, tokens, SpanShape.of(case.config, tokens, q.dtype, fp8=fp8))
+        return Step(case, q, projected, tokens, SpanShape.of(case.config, tokens, q.dtype))
 
     def lens(self) -> list[int]:
         case = self.case
@@ -86,10 +85,9 @@ class Step:
         case, tokens, device = self.case, self.tokens, self.case.device
         chosen = [*rows, *[0] * spare]
         at = torch.tensor([row * tokens + i for row in chosen for i in range(tokens)])
-        groups = SpanGroups.empty(len(chosen), RULE, device)
+        made = SpanWorkspace.of(case.config, len(chosen), tokens, self.q.dtype, device, RULE)
         if plan is not None:
-            groups.put(plan)
-        made = SpanWorkspace.of(case.config, len(chosen), tokens, self.shape, device, RULE)
+            made.groups.put(plan)
         counts = case.int32([case.lengths[row] for row in chosen])
         output = attend_spans(
             self.q[at].contiguous(),
@@ -100,7 +98,6 @@ class Step:
             case.int32([self.lens()[row] for row in chosen]),
             counts if tokens > 1 else None,
             case.int32([len(rows)]),
-            groups,
             made.with_programs(programs),
         )
         assert output[len(rows) * tokens :].isnan().all()
@@ -176,9 +173,7 @@ def naive(case: AttentionCase, step: Step) -> Tensor:
 def test_groups_that_change_leave_a_rows_bits(fp8: bool, device: torch.device) -> None:
     contexts, sharing = ROWS["two-families"]
     lengths = [1] * len(contexts)
-    case = shared_case(
-        Heads(4, 2, 64), lengths, contexts, sharing, torch.bfloat16, device, fp8=fp8
-    )
+    case = shared_case(Heads(4, 2, 64), lengths, contexts, sharing, torch.bfloat16, device, fp8=fp8)
     step = Step.of(case, 1)
     every = step.run(range(len(contexts)), step.plan(range(len(contexts))))
     for rows in ([5, 0], [4, 3, 0, 1], [2, 6, 5, 0, 4]):

@@ -28,7 +28,7 @@ from ..code_columns import head_elements, query_elements
 from ..merge import GateSource
 from ..online_softmax import LOG2_E
 from ..page_rows import holds_fp8
-from ..paged_tiles import attend_pages, page_tiles, tile_types
+from ..paged_tiles import attend_tile, attend_whole, exact_queries, page_tiles, tile_types
 from .groups import SpanGroups
 from .merge import merge_spans
 from .rule import SPANS, SpanRule
@@ -37,7 +37,8 @@ from .rule import SPANS, SpanRule
 @dataclass(frozen=True)
 class SpanShape:
     """How a program works. queries: rows of its matrix instruction, for every unit. tile: tokens
-    read at once. warps, stages: as in Triton. programs: programs of one multiprocessor."""
+    read at once, of plain numbers; FP8 rows are read by pages, if activations have 16 bits. warps,
+    stages: as in Triton. programs: programs of one multiprocessor."""
 
     queries: int
     tile: int
@@ -46,15 +47,18 @@ class SpanShape:
     programs: int = 2
 
     @staticmethod
-    def of(config: DeltaNetConfig, tokens: int, dtype: torch.dtype, *, fp8: bool) -> "SpanShape":
-        """Return the shape for rows of `tokens` tokens. dtype: dtype of queries. fp8: pages hold
-        FP8 rows."""
+    def of(config: DeltaNetConfig, tokens: int, dtype: torch.dtype) -> "SpanShape":
+        """Return the shape for rows of up to `tokens` tokens. dtype: dtype of queries."""
         group = config.query_heads // config.kv_heads
         own = triton.next_power_of_2(tokens * group)
         queries = max(min(_ROWS * own, _MOST_QUERIES), own, _LEAST_QUERIES)
         if dtype.itemsize != 2:
             return SpanShape(queries, _WIDE_TILE, _WARPS, 1)
-        return SpanShape(queries, PAGE_TOKENS if fp8 else PAGE_TOKENS // 2, _WARPS, _STAGES)
+        return SpanShape(queries, PAGE_TOKENS // 2, _WARPS, _STAGES)
+
+    def tile_of(self, kv: Tensor) -> int:
+        """Return the tokens read at once."""
+        return PAGE_TOKENS if holds_fp8(kv) and self.tile > _WIDE_TILE else self.tile
 
     def rows(self, config: DeltaNetConfig, tokens: int) -> int:
         """Return the most rows of a unit."""
@@ -64,6 +68,8 @@ class SpanShape:
 _LEAST_QUERIES, _MOST_QUERIES = 16, 64
 _ROWS = 4
 """Rows of a unit, if their queries are at most _MOST_QUERIES."""
+_LEAST_BATCH = 32
+"""Least size of the block that finds rows by their units: smaller ones would be compiled anew."""
 _WARPS, _STAGES = 4, 7
 _WIDE_TILE = 16
 """Tokens of a tile of float32 numbers, as many as fit in registers."""
@@ -73,14 +79,15 @@ _WIDE_TILE = 16
 class SpanWorkspace:
     """Memory for the partial results of up to `batch` rows; every layer reuses it.
 
-    programs: number of programs per key head. outputs: [batch, most spans, heads, head_dim]
-    float32. weights: [batch, most spans, heads] float32, log2 of the sum of exponentials. heads:
-    query heads of all tokens of a row. All launches using one workspace must be on one stream.
+    programs: number of programs per key head. groups: the plan of each step. outputs: [batch, most
+    spans, heads, head_dim] float32. weights: [batch, most spans, heads] float32, log2 of the sum of
+    exponentials. heads: query heads of all tokens of a row. All launches using one workspace must
+    be on one stream.
     """
 
-    rule: SpanRule
     shape: SpanShape
     programs: int
+    groups: SpanGroups
     outputs: Tensor
     weights: Tensor
 
@@ -89,19 +96,22 @@ class SpanWorkspace:
         config: DeltaNetConfig,
         batch: int,
         tokens: int,
-        shape: SpanShape,
+        dtype: torch.dtype,
         device: torch.device,
         rule: SpanRule = SPANS,
+        shape: SpanShape | None = None,
     ) -> "SpanWorkspace":
-        """Return memory for rows of up to `tokens` tokens, and the programs of one launch."""
+        """Return memory for rows of up to `tokens` tokens. dtype: dtype of queries. shape: None:
+        the one for these rows."""
+        shape = shape or SpanShape.of(config, tokens, dtype)
         processors = 1
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
         places = (batch, rule.most_spans, tokens * config.query_heads)
         return SpanWorkspace(
-            rule,
             shape,
             max(shape.programs * processors // config.kv_heads, 1),
+            SpanGroups.empty(batch, rule, shape.rows(config, tokens), device),
             torch.empty(*places, config.head_dim, dtype=torch.float32, device=device),
             torch.empty(places, dtype=torch.float32, device=device),
         )
@@ -119,7 +129,6 @@ def attend_spans(
     context_lens: Tensor,
     counts: Tensor | None,
     rows: Tensor,
-    groups: SpanGroups,
     workspace: SpanWorkspace,
 ) -> Tensor:
     """Compute attention of T tokens per row over its pages. Return the gated output [B * T,
@@ -129,14 +138,15 @@ def attend_spans(
     with the gates, in the same order. kv: as for `paged_attention_decode`. page_table: [B, pages
     per row]. context_lens: [B], number of keys of each row, all its tokens included. counts: [B],
     number of valid tokens of each row, 1 to T; None: T is 1. rows: [1], number of valid rows. These
-    are int32 on the device. groups: the plan of these rows.
+    are int32 on the device. workspace: memory for at least B rows, with the plan of these rows.
     """
     batch = len(context_lens)
     tokens, heads, dim = q.shape[0] // batch, config.query_heads, config.head_dim
-    group, shape, rule = heads // config.kv_heads, workspace.shape, workspace.rule
+    group, shape, groups = heads // config.kv_heads, workspace.shape, workspace.groups
+    rule, tile = groups.rule, shape.tile_of(kv)
     _attention_spans_kernel[(config.kv_heads, workspace.programs)](
         q,
-        *page_tiles(kv, shape.tile),
+        *page_tiles(kv, tile),
         page_table,
         page_table.stride(0),
         context_lens,
@@ -149,6 +159,8 @@ def attend_spans(
         workspace.outputs,
         workspace.weights,
         batch,
+        rule.least_pages,
+        rule.most_spans,
         dim**-0.5 * LOG2_E.value,
         TOKENS=tokens,
         KV_HEADS=config.kv_heads,
@@ -156,10 +168,8 @@ def attend_spans(
         QUERIES=shape.queries,
         HEAD_DIM=dim,
         PAGE_TOKENS=PAGE_TOKENS,
-        TILE=shape.tile,
-        LEAST_PAGES=rule.least_pages,
-        MOST_SPANS=rule.most_spans,
-        BATCH_BLOCK=triton.next_power_of_2(batch),
+        TILE=tile,
+        BATCH_BLOCK=max(triton.next_power_of_2(batch), _LEAST_BATCH),
         num_warps=shape.warps,
         num_stages=shape.stages,
         **dependent(q),
@@ -183,7 +193,7 @@ def _at(values, every, place):
     return tl.sum(tl.where(every == place, values, 0), axis=0)
 
 
-@triton.jit(do_not_specialize=["page_table_stride", "batch"])
+@triton.jit(do_not_specialize=["page_table_stride", "batch", "least_pages", "most_spans"])
 def _attention_spans_kernel(
     q,
     kv,
@@ -200,6 +210,8 @@ def _attention_spans_kernel(
     outputs,
     weights,
     batch,
+    least_pages,
+    most_spans,
     scale,
     TOKENS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -208,8 +220,6 @@ def _attention_spans_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
-    LEAST_PAGES: tl.constexpr,
-    MOST_SPANS: tl.constexpr,
     BATCH_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -225,7 +235,7 @@ def _attention_spans_kernel(
     if counts is not None:
         before = lengths - tl.load(counts + row_at, mask=live, other=0)
     pages = (lengths + PAGE_TOKENS - 1) // PAGE_TOKENS
-    sizes = tl.maximum((pages + MOST_SPANS - 1) // MOST_SPANS, LEAST_PAGES)
+    sizes = tl.maximum((pages + most_spans - 1) // most_spans, least_pages)
     whole = tl.where(live, (before + 1) // (sizes * PAGE_TOKENS), 0)
     in_groups = tl.load(covered + every, mask=live, other=0)
     whole_ends = tl.cumsum(whole - in_groups, axis=0)
@@ -271,11 +281,18 @@ def _attention_spans_kernel(
         last_tile = tl.minimum(first_tile + size * tiles_a_page, (length + TILE - 1) // TILE)
         # Tiles before this are seen by the first token, and so by all.
         full = tl.minimum(last_tile, (seen + 1) // TILE)
-        output, largest, total_weight = attend_pages(
-            queries, kv, scales, table, kv_head, seen + token, length, first_tile, full,
-            last_tile, output, largest, total_weight, scale, KV_HEADS, PAGE_TOKENS, TILE,
+        queries, score_scale = exact_queries(queries, scale, scales)
+        output, largest, total_weight = attend_whole(
+            queries, kv, scales, table, kv_head, first_tile, full, output, largest, total_weight,
+            score_scale, KV_HEADS, PAGE_TOKENS, TILE,
         )  # fmt: skip
-        target = (row * MOST_SPANS + span) * HEADS + head
+        # These are few tiles, and more stages would take memory from the other program.
+        for tile in tl.range(tl.maximum(first_tile, full), last_tile, num_stages=1):
+            output, largest, total_weight = attend_tile(
+                queries, kv, scales, table, kv_head, tile, seen + token, length, output, largest,
+                total_weight, score_scale, KV_HEADS, PAGE_TOKENS, TILE,
+            )  # fmt: skip
+        target = (row * most_spans + span) * HEADS + head
         # A span may have only keys behind a row's first tokens, and these tokens see none of it.
         sees = total_weight > 0
         divisor = tl.where(sees, total_weight, 1.0)
@@ -298,16 +315,15 @@ def compile_specs() -> list[KernelSpec]:
         types, absent = tile_types("bf16", tile, 256, fp8=fp8)
         heads = {"TOKENS": tokens, "KV_HEADS": 4, "GROUP": 4, "QUERIES": queries, "HEAD_DIM": 256}
         sizes = {"PAGE_TOKENS": 64, "TILE": tile, "BATCH_BLOCK": 32, "DEPENDENT": True}
-        rule = {"LEAST_PAGES": SPANS.least_pages, "MOST_SPANS": SPANS.most_spans}
-        given = {"counts": None} if tokens == 1 else {}
+        given, counts = ({"counts": None}, "") if tokens == 1 else ({}, " counts")
         return KernelSpec.of(
             f"attention_spans_{name}{'_fp8_rows' if fp8 else ''}",
             _attention_spans_kernel,
-            heads | sizes | rule | given | absent,
+            heads | sizes | given | absent,
             _WARPS,
             _STAGES,
             fp32="outputs weights",
-            i32="page_table context_lens counts rows order covered units unit_count",
+            i32=f"page_table context_lens rows order covered units unit_count{counts}",
             **types,
         )
 

@@ -8,12 +8,11 @@ on the device. So a plan stays valid while rows grow, until a row's spans change
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from tasuki.pycache.layout import PAGE_TOKENS
 
 from .rule import Ints, SpanRule
 
@@ -65,8 +64,7 @@ def _shared_spans(pages: Sequence[Ints], order: Ints, sizes: Ints, whole: Ints) 
     """Return the number of spans that each row has in common with the next one in the order, [rows
     - 1]. sizes: pages of a span of each row. whole: number of spans seen whole, of each row."""
     found: Ints = np.zeros(len(order) - 1, dtype=np.int32)
-    neighbours = order.tolist()
-    for place, (row, other) in enumerate(zip(neighbours, neighbours[1:], strict=False)):
+    for place, (row, other) in enumerate(pairwise(order.tolist())):
         size, most = int(sizes[row]), int(min(whole[row], whole[other]))
         if sizes[other] != size or not most or pages[row][0] != pages[other][0]:
             continue
@@ -101,42 +99,57 @@ class SpanGroups:
     """A step's plan on a device, at fixed addresses, so that a captured graph reads each step's
     plan. All are int32.
 
-    order, covered [B]: as in GroupPlan. units [most units, 3]: the plan's units; only the first
-    ones count. count [1]: their number.
+    rule: lengths of spans. most_rows: most rows of a unit. header [2 B + 1]: order and covered, as
+    in GroupPlan, and the number of units. units [most units, 3]: the plan's units first.
     """
 
-    order: Tensor
-    covered: Tensor
+    rule: SpanRule
+    most_rows: int
+    header: Tensor
     units: Tensor
-    count: Tensor
 
     @staticmethod
-    def empty(rows: int, rule: SpanRule, device: torch.device) -> "SpanGroups":
+    def empty(rows: int, rule: SpanRule, most_rows: int, device: torch.device) -> "SpanGroups":
         """Return memory for the plans of up to `rows` rows; it holds a plan without groups."""
-        numbers = torch.zeros(rows + 1, dtype=torch.int32, device=device)
-        most = rows * rule.most_spans
-        return SpanGroups(
-            torch.arange(rows, dtype=torch.int32, device=device),
-            numbers[:rows],
-            torch.zeros(most, _FIELDS, dtype=torch.int32, device=device),
-            numbers[rows:],
-        )
+        units = torch.zeros(rows * rule.most_spans, _FIELDS, dtype=torch.int32, device=device)
+        header = torch.zeros(2 * rows + 1, dtype=torch.int32, device=device)
+        torch.arange(rows, out=header[:rows])
+        return SpanGroups(rule, most_rows, header, units)
 
-    def first(self, rows: int) -> "SpanGroups":
-        """Return the same plan for the first `rows` rows of the memory."""
-        return SpanGroups(self.order[:rows], self.covered[:rows], self.units, self.count)
+    @property
+    def _rows(self) -> int:
+        return len(self.header) // 2
+
+    @property
+    def order(self) -> Tensor:
+        return self.header[: self._rows]
+
+    @property
+    def covered(self) -> Tensor:
+        return self.header[self._rows : -1]
+
+    @property
+    def count(self) -> Tensor:
+        """Return the number of units, [1]."""
+        return self.header[-1:]
+
+    def plan(self, pages: Sequence[Ints], lengths: Ints, seen: Ints) -> None:
+        """Find the groups of a step's rows, and copy their plan here for later work in the stream.
+        pages, lengths, seen: as in GroupPlan.of()."""
+        self.put(GroupPlan.of(pages, lengths, seen, self.rule, self.most_rows))
 
     def put(self, plan: GroupPlan) -> None:
-        """Copy a plan here, for later work in the stream. Places behind its rows keep anything:
-        kernels do not read them."""
+        """Copy a plan here, for later work in the stream."""
         rows, units = len(plan.order), len(plan.units)
-        for place, numbers in (
-            (self.order[:rows], plan.order),
-            (self.covered[:rows], plan.covered),
-            (self.units[:units], plan.units),
-            (self.count, np.array([units], dtype=np.int32)),
-        ):
-            host = torch.from_numpy(numbers)
-            if place.is_cuda:
-                host = host.pin_memory()
-            place.copy_(host, non_blocking=True)
+        header = np.zeros(len(self.header), dtype=np.int32)
+        header[:rows] = plan.order
+        header[self._rows : self._rows + rows] = plan.covered
+        header[-1] = units
+        _send(header, self.header)
+        if units:
+            _send(plan.units, self.units[:units])
+
+
+def _send(numbers: Ints, there: Tensor) -> None:
+    host = torch.from_numpy(numbers)
+    there.copy_(host.pin_memory() if there.is_cuda else host, non_blocking=True)

@@ -13,7 +13,7 @@ from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from ..merge import GateSource, joined_parts, opening_of
-from .rule import SPANS, SpanRule
+from .rule import SpanRule
 
 _STEP, _SLICE, _WARPS = 32, 32, 1
 
@@ -47,12 +47,12 @@ def merge_spans(
         context_lens,
         rows,
         merged,
+        rule.least_pages,
+        rule.most_spans,
         TOKENS=tokens,
         HEADS=heads,
         HEAD_DIM=dim,
         PAGE_TOKENS=PAGE_TOKENS,
-        LEAST_PAGES=rule.least_pages,
-        MOST_SPANS=rule.most_spans,
         SLICE=size,
         STEP=_STEP,
         num_warps=_WARPS,
@@ -61,7 +61,7 @@ def merge_spans(
     return merged
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["least_pages", "most_spans"])
 def _spans_kernel(
     outputs,
     weights,
@@ -70,12 +70,12 @@ def _spans_kernel(
     context_lens,
     rows,
     merged,
+    least_pages,
+    most_spans,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
-    LEAST_PAGES: tl.constexpr,
-    MOST_SPANS: tl.constexpr,
     SLICE: tl.constexpr,
     STEP: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -88,13 +88,13 @@ def _spans_kernel(
     # All of these values are older than the previous kernel.
     exists = row < tl.load(rows)
     pages = (tl.load(context_lens + row) + PAGE_TOKENS - 1) // PAGE_TOKENS
-    size = tl.maximum((pages + MOST_SPANS - 1) // MOST_SPANS, LEAST_PAGES)
+    size = tl.maximum((pages + most_spans - 1) // most_spans, least_pages)
     opening = opening_of(
         gate, gate_stride, row * TOKENS + head // each, head % each, element, HEAD_DIM
     )
     wait_for_inputs(DEPENDENT)
     if exists:
-        first = row * (MOST_SPANS * HEADS)
+        first = row * (most_spans * HEADS)
         joined = joined_parts(
             outputs + (first + head) * HEAD_DIM,
             weights + first + head,
@@ -113,8 +113,7 @@ def _spans_kernel(
 def compile_specs() -> list[KernelSpec]:
     """Return the spec to compile the kernel ahead of time, in the shapes of the 9B model."""
     sizes = {"TOKENS": 1, "HEADS": 16, "HEAD_DIM": 256, "PAGE_TOKENS": 64, "DEPENDENT": True}
-    rule = {"LEAST_PAGES": SPANS.least_pages, "MOST_SPANS": SPANS.most_spans}
-    constants = sizes | rule | {"SLICE": _SLICE, "STEP": _STEP}
+    constants = sizes | {"SLICE": _SLICE, "STEP": _STEP}
     return [
         KernelSpec.of(
             "attention_merge_spans",
