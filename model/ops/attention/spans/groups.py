@@ -8,7 +8,6 @@ on the device. So a plan stays valid while rows grow, until a row's spans change
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -63,14 +62,19 @@ class GroupPlan:
 def _shared_spans(pages: Sequence[Ints], order: Ints, sizes: Ints, whole: Ints) -> Ints:
     """Return the number of spans that each row has in common with the next one in the order, [rows
     - 1]. sizes: pages of a span of each row. whole: number of spans seen whole, of each row."""
-    found: Ints = np.zeros(len(order) - 1, dtype=np.int32)
-    for place, (row, other) in enumerate(pairwise(order.tolist())):
-        size, most = int(sizes[row]), int(min(whole[row], whole[other]))
-        if sizes[other] != size or not most or pages[row][0] != pages[other][0]:
-            continue
-        differ = (pages[row][: most * size] != pages[other][: most * size]).nonzero()[0]
-        found[place] = differ[0] // size if len(differ) else most
-    return found
+    sizes, whole = sizes[order], whole[order]
+    # Pages to compare of each pair.
+    limits = np.where(sizes[:-1] == sizes[1:], np.minimum(whole[:-1], whole[1:]) * sizes[:-1], 0)
+    width = int(limits.max())
+    if not width:
+        return limits
+    table = np.zeros((len(order), width), dtype=np.int32)
+    for place, row in enumerate(order.tolist()):
+        own = pages[row][:width]
+        table[place, : len(own)] = own
+    differs = table[:-1] != table[1:]
+    equal = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
+    return np.minimum(equal, limits) // sizes[:-1]
 
 
 def _units(shared: Ints, most_rows: int) -> Ints:
