@@ -134,7 +134,7 @@ def test_a_row_has_the_same_bits_among_any_others(
 def test_prompts_of_one_beginning_are_answered_as_each_alone(
     speculate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"dtype": "float32", "device": "cuda", "arena_mib": 512}
+    settings = {"dtype": "float32", "device": "cuda", "arena_mib": 512, "max_batch": 8}
     drafts = {"speculate": speculate, "draft_tokens": 3}
     config = EngineConfig("dense", **settings, **drafts, attention_split="spans")  # type: ignore[arg-type]
     parts = parts_of("dense", EngineConfig("", **settings))  # type: ignore[arg-type]

@@ -228,19 +228,19 @@ def _attention_spans_kernel(
     unit = tl.program_id(1)
     # Values read before the wait are older than the previous kernel.
     every = tl.arange(0, BATCH_BLOCK)
-    live = every < tl.minimum(batch, tl.load(rows))
-    row_at = tl.load(order + every, mask=live, other=0)
-    lengths = tl.load(context_lens + row_at, mask=live, other=0)
+    live = every < tl.minimum(batch, tl.load(rows, cache_modifier=".cg"))
+    row_at = tl.load(order + every, mask=live, other=0, cache_modifier=".cg")
+    lengths = tl.load(context_lens + row_at, mask=live, other=0, cache_modifier=".cg")
     before = lengths - 1
     if counts is not None:
-        before = lengths - tl.load(counts + row_at, mask=live, other=0)
+        before = lengths - tl.load(counts + row_at, mask=live, other=0, cache_modifier=".cg")
     pages = (lengths + PAGE_TOKENS - 1) // PAGE_TOKENS
     sizes = tl.maximum((pages + most_spans - 1) // most_spans, least_pages)
     whole = tl.where(live, (before + 1) // (sizes * PAGE_TOKENS), 0)
-    in_groups = tl.load(covered + every, mask=live, other=0)
+    in_groups = tl.load(covered + every, mask=live, other=0, cache_modifier=".cg")
     whole_ends = tl.cumsum(whole - in_groups, axis=0)
     last_ends = tl.cumsum((pages + sizes - 1) // sizes - whole, axis=0)
-    groups = tl.load(unit_count)
+    groups = tl.load(unit_count, cache_modifier=".cg")
     own = groups + tl.max(whole_ends, axis=0)
     total = own + tl.max(last_ends, axis=0)
     query = tl.arange(0, QUERIES)

@@ -15,7 +15,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from ..merge import GateSource, joined_parts, opening_of
 from .rule import SpanRule
 
-_STEP, _SLICE, _WARPS = 32, 32, 1
+_STEP, _SLICE, _WARPS = 64, 32, 2
 
 
 def merge_spans(
@@ -86,8 +86,8 @@ def _spans_kernel(
     element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
     row = tl.program_id(1).to(tl.int64)
     # All of these values are older than the previous kernel.
-    exists = row < tl.load(rows)
-    pages = (tl.load(context_lens + row) + PAGE_TOKENS - 1) // PAGE_TOKENS
+    exists = row < tl.load(rows, cache_modifier=".cg")
+    pages = (tl.load(context_lens + row, cache_modifier=".cg") + PAGE_TOKENS - 1) // PAGE_TOKENS
     size = tl.maximum((pages + most_spans - 1) // most_spans, least_pages)
     opening = opening_of(
         gate, gate_stride, row * TOKENS + head // each, head % each, element, HEAD_DIM

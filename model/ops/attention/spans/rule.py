@@ -41,6 +41,6 @@ def _pages(lengths: Ints) -> Ints:
     return -(-lengths // PAGE_TOKENS)
 
 
-SPANS = SpanRule(least_pages=6, most_spans=132)
-"""The rule of every launch. 132 spans give each multiprocessor of an H200 a part of one long row.
-Six pages keep the partial results near 1% of the bytes of bfloat16 keys and values."""
+SPANS = SpanRule(least_pages=6, most_spans=66)
+"""The rule of every launch. With four key heads, 66 spans give every program of an H200 one part of
+a long row. Six pages keep the partial results near 1% of the bytes of bfloat16 keys and values."""
