@@ -47,7 +47,7 @@ CONTEXTS = (200, 213, 130, 140, 5)
 """Rows 0 and 1 have four pages, so spans of two; the others have spans of one."""
 SHARING = ((1, 0, 3), (2, 0, 2), (3, 0, 2))
 """(Row, other row, pages): the row's first pages are the other's."""
-SUBSETS = ((3, 1, 0), (2, 4))
+SUBSET = (3, 1, 0)
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,7 @@ def test_rows_in_groups_equal_each_row_alone(
     grouped = step.run(every, plan, programs=2)
     assert torch.equal(grouped, step.run(every, GroupPlan.alone(len(every)), programs=5, spare=4))
     assert torch.equal(grouped[1:2], step.run([1], GroupPlan.alone(1), programs=1))
-    for rows in SUBSETS:
-        assert torch.equal(grouped[list(rows)], step.run(rows, step.plan(rows), programs=3))
+    assert torch.equal(grouped[list(SUBSET)], step.run(SUBSET, step.plan(SUBSET), programs=3))
     valid = [row * tokens + i for row in every for i in range(step.case.lengths[row])]
     expected, _ = step.case.oracle(step.projected[torch.tensor(valid)], len(every))
     close(grouped.flatten(0, 1)[valid], expected, roomy(shape.tolerance, fp8=fp8))
