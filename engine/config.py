@@ -138,8 +138,8 @@ class EngineConfig:
     )
     attention_split: str = option(
         "auto",
-        "keys of a step on a GPU; auto: shares, even over all rows; spans: at fixed positions of "
-        "each row, and pages that rows share are read once",
+        "division of a step's keys on a GPU; auto: shares; spans: a page that rows share is read "
+        "for several at once",
         ("auto", "shares", "spans"),
     )
     draft_layer: str = option(

@@ -47,7 +47,7 @@ def _case(stage: Stage, batch: int, shared: int, context: int) -> Case:
     moved = len(ids) * stage.arena.layout.block_bytes + 3.0 * q.nbytes
     views = stage.arena.views("kv")[: turns_to_overflow(moved)]
     shares = DecodeWorkspace.of(config, batch, stage.device)
-    spans = SpanWorkspace.of(config, batch, 1, q.dtype, stage.device)
+    spans = SpanWorkspace.of(config, batch, 1, stage.device)
     pages, counts = list(table.cpu().numpy()), np.full(batch, context, dtype=np.int32)
     spans.groups.plan(pages, counts, counts)
 

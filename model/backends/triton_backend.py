@@ -108,7 +108,7 @@ class TritonBackend:
         """Return memory for steps by spans; None for even shares."""
         if split is AttentionSplit.SHARES:
             return None
-        return SpanWorkspace.of(self._config, batch, tokens, self._dtype, self._device)
+        return SpanWorkspace.of(self._config, batch, tokens, self._device)
 
     def bind_decode(self, batch: DecodeBatch, scratch: DecodeScratch) -> TritonDecode:
         activations = self._activations.steps

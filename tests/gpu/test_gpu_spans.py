@@ -67,7 +67,7 @@ class Rows:
         from tasuki.model.ops.attention.spans.attention import SpanWorkspace, attend_spans
 
         config, count = nine_billion(), len(self.pages)
-        made = SpanWorkspace.of(config, count, self.tokens, self.q.dtype, GPU, RULE)
+        made = SpanWorkspace.of(config, count, self.tokens, GPU, RULE)
         if grouped:
             pages = [np.array(own, dtype=np.int32) for own in self.pages]
             made.groups.plan(pages, self.lengths, self.lengths - self.counts + 1)
@@ -112,7 +112,7 @@ def kv(request: pytest.FixtureRequest) -> Iterator[Tensor]:
     yield torch.randint(0, 126, size, device=GPU, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("tokens", [1, 4], ids=["step", "drafts"])
+@pytest.mark.parametrize("tokens", [1, 2, 4], ids=["step", "draft", "drafts"])
 @pytest.mark.parametrize(
     ("kind", "count"),
     [("none", 3), ("all", 2), ("all", 32), ("half", 48), ("families", 100), ("all", 128)],
@@ -148,7 +148,7 @@ def test_prompts_of_one_beginning_are_answered_as_each_alone(
 
     monkeypatch.setattr(GroupPlan, "of", counted)
     random = np.random.default_rng(5)
-    common = random.integers(0, VOCAB, 900).tolist()
+    common = random.integers(0, VOCAB, 1_700).tolist()
     prompts = [[*common, *random.integers(0, VOCAB, 7 * row + 1).tolist()] for row in range(6)]
     together, alone = Lone(config, parts=parts), {}
     # It leaves the pages that the others share.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.model.ops.attention.spans.attention import SpanShape, SpanWorkspace, attend_spans
+from tasuki.model.ops.attention.spans.attention import SpanWorkspace, attend_spans
 from tasuki.model.ops.attention.spans.groups import GroupPlan
 from tasuki.model.ops.attention.spans.rule import SpanRule
 from tests.harness.covering import slow_behind
@@ -76,13 +76,13 @@ class Step:
         return [own + CONTEXTS[row] for row, own in enumerate(self.case.lengths)]
 
     def plan(self, rows: Sequence[int]) -> GroupPlan:
-        of = SpanShape.of(self.case.config, self.tokens, self.q.dtype)
+        made = SpanWorkspace.of(self.case.config, len(rows), self.tokens, self.case.device, RULE)
         return GroupPlan.of(
             [np.array(self.case.pages[row], dtype=np.int32) for row in rows],
             np.array([self.lengths[row] for row in rows], dtype=np.int32),
             np.array([CONTEXTS[row] + 1 for row in rows], dtype=np.int32),
             RULE,
-            of.rows(self.case.config, self.tokens),
+            made.groups.most_rows,
         )
 
     def run(self, rows: Sequence[int], plan: GroupPlan, programs: int, spare: int = 0) -> Tensor:
@@ -90,9 +90,9 @@ class Step:
         case, tokens = self.case, self.tokens
         chosen = [*rows, *[0] * spare]
         at = torch.tensor([row * tokens + i for row in chosen for i in range(tokens)])
-        made = SpanWorkspace.of(
-            case.config, len(chosen), tokens, self.q.dtype, case.device, RULE
-        ).with_programs(programs)
+        made = SpanWorkspace.of(case.config, len(chosen), tokens, case.device, RULE).with_programs(
+            programs
+        )
         made.groups.put(plan)
         output = attend_spans(
             self.q[at].contiguous(),
@@ -113,7 +113,7 @@ SHAPES = {
     "drafts-fp8": (Shape(Heads(2, 1, 64), torch.bfloat16, 1.5e-2), True, 2),
     "step": (Shape(Heads(6, 2, 64), torch.bfloat16, 1.5e-2), False, 1),
     "step-fp8": (Shape(Heads(8, 1, 64, rotary=0.375), torch.bfloat16, 1.5e-2), True, 1),
-    "drafts": (Shape(Heads(8, 1, 64, rotary=0.375), torch.bfloat16, 1.5e-2), False, 3),
+    "drafts": (Shape(Heads(6, 2, 64), torch.bfloat16, 1.5e-2), False, 2),
     "step-fp32": (Shape(Heads(2, 1, 64), torch.float32, 2e-6), False, 1),
     "drafts-fp32-fp8": (Shape(Heads(2, 1, 64), torch.float32, 2e-6), True, 3),
 }

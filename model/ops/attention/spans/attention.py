@@ -6,8 +6,7 @@ instruction has the same shape for one row and for several, so a row's bits do n
 Each (row, span) pair leaves a partial result; `merge_spans` joins them in the order of spans.
 
 Units are dealt to programs in turns: first groups, then whole spans of single rows, then last
-spans. The grid does not depend on rows (CUDA graphs), and two programs share a multiprocessor: one
-reads while the other starts or ends a unit.
+spans. The grid does not depend on rows (CUDA graphs).
 
 Reference: `reference.paged_attention`; of groups: the same rows alone.
 """
@@ -28,64 +27,48 @@ from ..code_columns import head_elements, query_elements
 from ..merge import GateSource
 from ..online_softmax import LOG2_E
 from ..page_rows import holds_fp8
-from ..paged_tiles import attend_tile, attend_whole, exact_queries, page_tiles, tile_types
+from ..paged_tiles import (
+    attend_tile,
+    attend_whole,
+    exact_queries,
+    page_tiles,
+    tile_keys,
+    tile_types,
+)
+from ..verify import warps_of
 from .groups import SpanGroups
 from .merge import merge_spans
 from .rule import SPANS, SpanRule
 
-
-@dataclass(frozen=True)
-class SpanShape:
-    """How a program works. queries: rows of its matrix instruction, for every unit. tile: tokens
-    read at once, of plain numbers; FP8 rows are read by pages, if activations have 16 bits. warps,
-    stages: as in Triton. programs: programs of one multiprocessor."""
-
-    queries: int
-    tile: int
-    warps: int
-    stages: int
-    programs: int = 2
-
-    @staticmethod
-    def of(config: DeltaNetConfig, tokens: int, dtype: torch.dtype) -> "SpanShape":
-        """Return the shape for rows of up to `tokens` tokens. dtype: dtype of queries."""
-        group = config.query_heads // config.kv_heads
-        own = triton.next_power_of_2(tokens * group)
-        queries = max(min(_ROWS * own, _MOST_QUERIES), own, _LEAST_QUERIES)
-        if dtype.itemsize != 2:
-            return SpanShape(queries, _WIDE_TILE, _WARPS, 1)
-        return SpanShape(queries, PAGE_TOKENS // 2, _WARPS, _STAGES)
-
-    def tile_of(self, kv: Tensor) -> int:
-        """Return the tokens read at once."""
-        return PAGE_TOKENS if holds_fp8(kv) and self.tile > _WIDE_TILE else self.tile
-
-    def rows(self, config: DeltaNetConfig, tokens: int) -> int:
-        """Return the most rows of a unit."""
-        return self.queries // (tokens * (config.query_heads // config.kv_heads))
-
-
-_LEAST_QUERIES, _MOST_QUERIES = 16, 64
-_ROWS = 4
-"""Rows of a unit, if their queries are at most _MOST_QUERIES."""
+_PROGRAMS = 2
+"""Programs of one multiprocessor: one reads while the other starts or ends a unit."""
+_LEAST_QUERIES = 16
 _LEAST_BATCH = 32
 """Least size of the block that finds rows by their units: smaller ones would be compiled anew."""
-_WARPS, _STAGES = 4, 7
-_WIDE_TILE = 16
-"""Tokens of a tile of float32 numbers, as many as fit in registers."""
+_STAGES, _STAGES_OF_ROWS = 3, 7
+"""Numbers of pipeline stages for plain numbers and for FP8 rows. Two programs then fit a
+multiprocessor."""
+
+
+def _queries(config: DeltaNetConfig, tokens: int) -> int:
+    """Return the rows of the matrix instruction for rows of up to `tokens` tokens. More would leave
+    room for more rows of a group, and measured slower."""
+    own = tokens * (config.query_heads // config.kv_heads)
+    return max(triton.next_power_of_2(own), _LEAST_QUERIES)
 
 
 @dataclass(frozen=True)
 class SpanWorkspace:
     """Memory for the partial results of up to `batch` rows; every layer reuses it.
 
-    programs: number of programs per key head. groups: the plan of each step. outputs: [batch, most
+    queries: rows of the matrix instruction of every unit. programs: number of programs per key
+    head. groups: the plan of each step. outputs: [batch, most
     spans, heads, head_dim] float32. weights: [batch, most spans, heads] float32, log2 of the sum of
     exponentials. heads: query heads of all tokens of a row. All launches using one workspace must
     be on one stream.
     """
 
-    shape: SpanShape
+    queries: int
     programs: int
     groups: SpanGroups
     outputs: Tensor
@@ -96,22 +79,19 @@ class SpanWorkspace:
         config: DeltaNetConfig,
         batch: int,
         tokens: int,
-        dtype: torch.dtype,
         device: torch.device,
         rule: SpanRule = SPANS,
-        shape: SpanShape | None = None,
     ) -> "SpanWorkspace":
-        """Return memory for rows of up to `tokens` tokens. dtype: dtype of queries. shape: None:
-        the one for these rows."""
-        shape = shape or SpanShape.of(config, tokens, dtype)
+        """Return memory for rows of up to `tokens` tokens."""
         processors = 1
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
+        queries, group = _queries(config, tokens), config.query_heads // config.kv_heads
         places = (batch, rule.most_spans, tokens * config.query_heads)
         return SpanWorkspace(
-            shape,
-            max(shape.programs * processors // config.kv_heads, 1),
-            SpanGroups.empty(batch, rule, shape.rows(config, tokens), device),
+            queries,
+            max(_PROGRAMS * processors // config.kv_heads, 1),
+            SpanGroups.empty(batch, rule, queries // (tokens * group), device),
             torch.empty(*places, config.head_dim, dtype=torch.float32, device=device),
             torch.empty(places, dtype=torch.float32, device=device),
         )
@@ -142,8 +122,9 @@ def attend_spans(
     """
     batch = len(context_lens)
     tokens, heads, dim = q.shape[0] // batch, config.query_heads, config.head_dim
-    group, shape, groups = heads // config.kv_heads, workspace.shape, workspace.groups
-    rule, tile = groups.rule, shape.tile_of(kv)
+    groups, queries, tile = workspace.groups, workspace.queries, tile_keys(q)
+    rule = groups.rule
+    stages = _STAGES_OF_ROWS if holds_fp8(kv) else _STAGES
     _attention_spans_kernel[(config.kv_heads, workspace.programs)](
         q,
         *page_tiles(kv, tile),
@@ -164,14 +145,14 @@ def attend_spans(
         dim**-0.5 * LOG2_E.value,
         TOKENS=tokens,
         KV_HEADS=config.kv_heads,
-        GROUP=group,
-        QUERIES=shape.queries,
+        GROUP=heads // config.kv_heads,
+        QUERIES=queries,
         HEAD_DIM=dim,
         PAGE_TOKENS=PAGE_TOKENS,
         TILE=tile,
         BATCH_BLOCK=max(triton.next_power_of_2(batch), _LEAST_BATCH),
-        num_warps=shape.warps,
-        num_stages=shape.stages,
+        num_warps=warps_of(queries),
+        num_stages=stages if q.element_size() == 2 else 1,
         **dependent(q),
     )
     merged = merge_spans(
@@ -310,25 +291,24 @@ def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time: one token and three drafts with the
     heads of 9B, bfloat16 and FP8 rows."""
 
-    def spec(name: str, tokens: int, queries: int, *, fp8: bool) -> KernelSpec:
-        tile = PAGE_TOKENS if fp8 else PAGE_TOKENS // 2
-        types, absent = tile_types("bf16", tile, 256, fp8=fp8)
-        heads = {"TOKENS": tokens, "KV_HEADS": 4, "GROUP": 4, "QUERIES": queries, "HEAD_DIM": 256}
-        sizes = {"PAGE_TOKENS": 64, "TILE": tile, "BATCH_BLOCK": 32, "DEPENDENT": True}
+    def spec(name: str, tokens: int, *, fp8: bool) -> KernelSpec:
+        types, absent = tile_types("bf16", PAGE_TOKENS, 256, fp8=fp8)
+        heads = {"TOKENS": tokens, "KV_HEADS": 4, "GROUP": 4, "QUERIES": 16, "HEAD_DIM": 256}
+        sizes = {"PAGE_TOKENS": PAGE_TOKENS, "TILE": PAGE_TOKENS, "BATCH_BLOCK": 32}
         given, counts = ({"counts": None}, "") if tokens == 1 else ({}, " counts")
         return KernelSpec.of(
             f"attention_spans_{name}{'_fp8_rows' if fp8 else ''}",
             _attention_spans_kernel,
-            heads | sizes | given | absent,
-            _WARPS,
-            _STAGES,
+            heads | sizes | {"DEPENDENT": True} | given | absent,
+            warps_of(16),
+            _STAGES_OF_ROWS if fp8 else _STAGES,
             fp32="outputs weights",
             i32=f"page_table context_lens rows order covered units unit_count{counts}",
             **types,
         )
 
     return [
-        spec(name, tokens, queries, fp8=fp8)
+        spec(name, tokens, fp8=fp8)
         for fp8 in (False, True)
-        for name, tokens, queries in (("decode", 1, 16), ("three_drafts", 4, 64))
+        for name, tokens in (("decode", 1), ("three_drafts", 4))
     ]

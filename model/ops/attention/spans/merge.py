@@ -15,7 +15,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from ..merge import GateSource, joined_parts, opening_of
 from .rule import SpanRule
 
-_STEP, _SLICE, _WARPS = 64, 32, 2
+_STEP, _SLICE, _WARPS = 32, 32, 1
 
 
 def merge_spans(
