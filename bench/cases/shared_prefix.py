@@ -66,5 +66,5 @@ def _case(stage: Stage, batch: int, shared: int, context: int) -> Case:
         [by_spans(kv) for kv in views],
         bytes=moved,
         captured={"even shares": [by_shares(kv) for kv in views]},
-        ratios={"even shares": 2.0 if batch == max(_AGENTS) else 0.97},
+        ratios={"even shares": 2.0 if shared else 0.97},
     )
