@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.runner.row_groups import RowGroups
 from tasuki.engine.runner.rows import ResolvedRows, SequencePages
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.ops.attention.spans.groups import GroupPlan, SpanGroups
 from tasuki.model.ops.attention.spans.rule import SPANS, SpanRule
 
@@ -63,6 +65,13 @@ def test_a_plan_reads_pages_as_seldom_as_its_units_allow(seed: int, most_rows: i
     )
     shared = {text: count for text, count in holders.items() if count > 1 and most_rows > 1}
     assert read == {text: -(-count // most_rows) for text, count in shared.items()}
+
+
+def test_spans_are_asked_for_and_of_a_gpu() -> None:
+    assert EngineConfig(device="cuda").divided_keys is AttentionSplit.SHARES
+    assert EngineConfig(device="cuda", attention_split="spans").divided_keys is AttentionSplit.SPANS
+    with pytest.raises(EngineConfigError, match="attention_split is spans, and a CPU"):
+        EngineConfig(attention_split="spans")
 
 
 def test_spans_depend_on_the_rows_own_length() -> None:

@@ -53,8 +53,8 @@ multiprocessor."""
 def _queries(config: DeltaNetConfig, tokens: int) -> int:
     """Return the rows of the matrix instruction for rows of up to `tokens` tokens. More would leave
     room for more rows of a group, and measured slower."""
-    own = tokens * (config.query_heads // config.kv_heads)
-    return max(triton.next_power_of_2(own), _LEAST_QUERIES)
+    own: int = triton.next_power_of_2(tokens * (config.query_heads // config.kv_heads))
+    return max(own, _LEAST_QUERIES)
 
 
 @dataclass(frozen=True)
