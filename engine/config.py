@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from typing import ClassVar, Literal, get_args
 
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.pycache.parts import FP8_ROWS
 from tasuki.routing.node_choice import RouteName
 from tasuki.utils.options import LONGEST_SECONDS, Auto, Headings, MostAsked, option
@@ -80,6 +81,7 @@ class EngineConfig:
             "kv_dtype",
             "ssm_dtype",
             "step_activations",
+            "attention_split",
             "draft_layer",
             "vision",
             "ngram_table",
@@ -133,6 +135,12 @@ class EngineConfig:
         "activations of answers beside FP8 weights; auto: bf16; fp8: FP8 rows, in one arithmetic "
         "with prompts; equal on a pair",
         ("auto", "bf16", "fp8"),
+    )
+    attention_split: str = option(
+        "auto",
+        "division of a step's keys on a GPU; auto: shares; spans: a page that rows share is read "
+        "for several at once",
+        ("auto", "shares", "spans"),
     )
     draft_layer: str = option(
         "auto",
@@ -313,6 +321,11 @@ class EngineConfig:
                 "and values in its dtype or as FP8 rows: leave --kv-dtype out, give --kv-dtype fp8 "
                 f"or --device cpu, not {self.device}"
             )
+        if self.attention_split == "spans" and self.device == "cpu":
+            raise EngineConfigError(
+                "attention_split is spans, and a CPU attends each row alone: leave "
+                "--attention-split out, or give --device cuda"
+            )
         if self.expert_parallel and self.tensor_parallel == 1:
             raise EngineConfigError(
                 "expert_parallel shares experts out among ranks: give --tensor-parallel too"
@@ -401,6 +414,11 @@ class EngineConfig:
     def rounded_steps(self) -> str:
         """Return `step_activations` with auto resolved, as the contract names it."""
         return "bf16" if self.step_activations == "auto" else self.step_activations
+
+    @property
+    def divided_keys(self) -> AttentionSplit:
+        """Return `attention_split` with auto resolved."""
+        return AttentionSplit("shares" if self.attention_split == "auto" else self.attention_split)
 
     def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
         """Return the config with `speculate` resolved. With `auto`, a GPU without tensor

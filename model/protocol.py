@@ -11,12 +11,14 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
+from tasuki.model.ops.attention.spans.groups import SpanGroups
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import Weights
 from tasuki.pycache.arena import Arena
 from tasuki.utils.signatures import Notice
 
+from .attention_split import AttentionSplit
 from .config import ModelConfig
 from .forward import Batch, DecodeBatch, FoldRows, LayerHooks, VerifyBatch
 
@@ -105,6 +107,10 @@ class DecodeSteps(Protocol):
     """Decode steps with scratch memory of their own. All its calls use one stream. A CUDA graph may
     capture them."""
 
+    @property
+    def groups(self) -> SpanGroups | None:
+        """Return the memory for each step's plan of rows that share pages; None without spans."""
+
     def run(self, tokens: Tensor, batch: DecodeBatch, arena: Arena) -> StepResult:
         """Run one token [B] of each sequence through all layers, and write pages and slots, a draft
         layer's too."""
@@ -121,6 +127,10 @@ class VerifySteps(Protocol):
     @property
     def tokens(self) -> int:
         """Return the most tokens of a row."""
+
+    @property
+    def groups(self) -> SpanGroups | None:
+        """Return the memory for each step's plan, as in DecodeSteps."""
 
     @property
     def hidden(self) -> Tensor | None:
@@ -167,11 +177,15 @@ class GpuModel(Model, Protocol):
     def run(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> ForwardResult:
         """Run a batch through all layers."""
 
-    def decode_steps(self, rows: int) -> DecodeSteps:
-        """Return decode steps of up to `rows` sequences."""
+    def decode_steps(self, rows: int, split: AttentionSplit = AttentionSplit.SHARES) -> DecodeSteps:
+        """Return decode steps of up to `rows` sequences. split: division of their keys; guesses
+        have shares."""
 
-    def verify_steps(self, rows: int, tokens: int) -> VerifySteps:
-        """Return steps of up to `rows` sequences with up to `tokens` tokens each."""
+    def verify_steps(
+        self, rows: int, tokens: int, split: AttentionSplit = AttentionSplit.SHARES
+    ) -> VerifySteps:
+        """Return steps of up to `rows` sequences with up to `tokens` tokens each. split: division
+        of their keys."""
 
 
 class GpuSizes(Protocol):

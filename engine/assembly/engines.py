@@ -181,7 +181,8 @@ def runner_sizes(config: EngineConfig, role: Role, parts: EngineParts) -> Runner
     batch = max_batch(config, parts.layout, role, parts.arena.slabs, on_gpu=on_gpu)
     # A prefill node has no answers.
     drafts = 0 if role is Role.PREFILL else most_drafts(config, parts)
-    return RunnerSizes(batch, drafts, drafts if config.drafts_by_layer else 0)
+    guesses = drafts if config.drafts_by_layer else 0
+    return RunnerSizes(batch, drafts, guesses, config.divided_keys)
 
 
 def _assemble(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasuki.engine.forward_plan import Fold, ForwardPlan, Guess, Ints, PlanError
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.forward import FoldRows
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import sample
@@ -20,6 +21,7 @@ from .cuda_graphs import GuessGraphs, VerifyGraphs
 from .device_batch import BlockTable, RowDrafts, RowStates, StepShape, to_device
 from .draft_rows import DraftedRows, GuessRows, HeldFold, LastSampled, VerifiedRows
 from .eager_sampler import EagerSampler
+from .row_groups import RowGroups
 from .rows import MOST_ROWS, ResolvedRows, token_rows
 
 _MOST_TOKENS_BESIDE = 128
@@ -66,9 +68,11 @@ class DraftVerifier:
         *,
         drafts: int,
         stored_drafts: RowDrafts | None,
+        split: AttentionSplit,
     ) -> None:
         """shape: shape of the largest step. drafts: most drafts per row. stored_drafts: drafts
-        stored by guesses; None without guesses. REQUIRES: nothing in the arena is used yet."""
+        stored by guesses; None without guesses. split: division of the rows' keys. REQUIRES:
+        nothing in the arena is used yet."""
         device = arena.bytes.device
         self._model = model
         self._arena = arena
@@ -79,7 +83,9 @@ class DraftVerifier:
         self._most = min(shape.rows, MOST_ROWS)
         self._rows = DraftedRows(self._most, drafts + 1, states.last_tokens.scratch, device)
         self._table = BlockTable(self._most, shape.pages, device)
-        self._steps = model.verify_steps(self._most, drafts + 1)
+        self._steps = model.verify_steps(self._most, drafts + 1, split)
+        groups = self._steps.groups
+        self._groups = None if groups is None else RowGroups(groups)
         self._stored_drafts = stored_drafts
         self._graphs = VerifyGraphs(
             model,
@@ -140,10 +146,12 @@ class DraftVerifier:
         """Compute the rows with these indices in the plan, sample after each token, and return the
         results. There is at least one row, and no more than seated() left."""
         batch_indices = rows.batch_indices[numbers].tolist()
-        numbers = numbers[
-            self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])
-        ]
+        pages = [self._sequences.pages(batch_index) for batch_index in batch_indices]
+        order = self._table.seat(pages)
+        numbers = numbers[order]
         rows = rows.take(numbers)
+        if self._groups is not None:
+            self._groups.seat([pages[place] for place in order], rows)
         width = self._graphs.width(int(rows.lengths.max()))
         each = token_rows(rows, width)
         ids: Ints = np.zeros((len(rows), width), dtype=np.int32)

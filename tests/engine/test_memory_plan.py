@@ -14,6 +14,7 @@ from tasuki.cli import main as cli
 from tasuki.engine.assembly.memory_plan import MIB, MemoryPlan, arena_slabs, weights_of
 from tasuki.engine.assembly.towers import PROCESSOR_FILES, TowerMemory
 from tasuki.engine.config import EngineConfig, Role
+from tasuki.engine.runner.rows import MOST_ROWS
 from tasuki.model.config import DeltaNetConfig, DenseShape, MoeShape
 from tasuki.model.config_json import ModelConfigError
 from tasuki.model.costs import ShapesOnly, WeightSizes
@@ -22,6 +23,7 @@ from tasuki.model.families.qwen3_5.cuts import Qwen35Cuts
 from tasuki.model.families.qwen3_5.published import PUBLISHED
 from tasuki.model.families.qwen3_5.weights import ModelWeights, assemble, random_weights
 from tasuki.model.ops.attention.long_context import gathered_bytes
+from tasuki.model.ops.attention.spans.rule import SPANS
 from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
@@ -65,6 +67,18 @@ def test_weights_are_counted_as_they_are_allocated(
     shape = replace(shape, draft_layers=draft_layers)
     weights = random_weights(shape, 1, torch.bfloat16)
     assert sizes_of(shape, torch.bfloat16).total == allocated(weights)
+
+
+def test_partial_results_of_spans_are_counted() -> None:
+    config = EngineConfig(arena_mib=64 * 1024, max_batch=64, device="cuda", speculate="prediction")
+    shares, spans = (
+        MemoryPlan.of(NINE, replace(config, attention_split=split), H200, Role.FUSED)
+        for split in ("auto", "spans")
+    )
+    a_row = 4 * SPANS.most_spans * NINE.query_heads * NINE.head_dim
+    assert spans.workspace - shares.workspace == 64 * a_row
+    drafted = config.drafts_on_gpu + 1
+    assert spans.graphs - shares.graphs == min(64, MOST_ROWS) * drafted * a_row
 
 
 def test_drafts_and_guesses_have_room_of_their_own_where_answers_are_drawn() -> None:

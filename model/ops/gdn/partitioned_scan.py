@@ -272,11 +272,13 @@ def _partitioned_scan_kernel(
     )
 
 
-def has_partitions(kq: Tensor, v: Tensor) -> bool:
-    """Return true if the kernel can scan these keys, queries and values of gdn_conv()."""
+def has_partitions(kq: Tensor, v: Tensor, ssm: Tensor) -> bool:
+    """Return true if the kernel can scan these keys, queries and values of gdn_conv() into these
+    states. States in bfloat16 are rounded by another kernel."""
     return (
         kq.is_cuda
         and kq.dtype is torch.bfloat16
+        and ssm.dtype is torch.float32
         and (kq.shape[4], v.shape[3]) == _DIMS
         and torch.cuda.get_device_capability(kq.device) == _HOPPER
     )
@@ -291,7 +293,7 @@ def partitioned_scan(
     ssm: Tensor,
     plan: GdnPrefillPlan,
 ) -> None:
-    """Scan as gdn_scan() does. REQUIRES: has_partitions(kq, v)."""
+    """Scan as gdn_scan() does. REQUIRES: has_partitions()."""
     grid = (config.value_dim // _COLUMNS, config.value_heads, plan.sequences.shape[0])
     _partitioned_scan_kernel[grid](
         _tiles(kq, config.key_dim),

@@ -40,7 +40,7 @@ def gdn_scan(
     kq, v as from `gdn_conv`; mixers, gates as from `gdn_chunk`; ssm [slots, value_heads, value_dim,
     key_dim], dense except for the slot stride. noise: for rounding bfloat16 states.
     """
-    if has_partitions(kq, v):
+    if has_partitions(kq, v, ssm):
         partitioned_scan(kq, v, mixers, gates, config, ssm, plan)
         return
     columns = min(_COLUMNS, config.value_dim)
