@@ -139,7 +139,7 @@ class EngineConfig:
     attention_split: str = option(
         "auto",
         "division of a step's keys on a GPU; auto: shares; spans: a page that rows share is read "
-        "for several at once",
+        "for several at once, without drafts",
         ("auto", "shares", "spans"),
     )
     draft_layer: str = option(

@@ -36,6 +36,7 @@ from tasuki.engine.tiers.disk.kept_index import restore
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.families.registry import family_of
 from tasuki.model.protocol import GpuModel
 from tasuki.model.vision.config import VisionConfig
@@ -157,6 +158,12 @@ def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     if most and parts.runner is not None:
         raise EngineConfigError(
             f"speculate is {config.speculate}, and this runner verifies no drafts: leave it out"
+        )
+    if most and config.divided_keys is AttentionSplit.SPANS:
+        # The kernel for rows of bf16 keys with drafts failed on an H200.
+        raise EngineConfigError(
+            f"attention_split is spans, and speculate is {config.speculate}: spans take no drafts; "
+            "give --speculate off, or --attention-split shares"
         )
     if most > MOST_DRAFTS_ON_GPU:
         raise EngineConfigError(
