@@ -100,6 +100,23 @@ def test_a_prompt_cut_elsewhere_has_one_rounding_more() -> None:
     assert float((whole - cut).norm()) <= 2**-7 * float(sizes)
 
 
+def test_a_slow_decay_is_kept_in_the_mean() -> None:
+    """A decay of 0.1% a token is below half a unit of bfloat16. Rounding to the nearest number
+    would leave the state unchanged forever."""
+    tokens, rate = 2000, -0.001
+    pool = torch.ones(1, 2, 16, 16, dtype=HALF)
+    q, k, v, g, beta = rule_inputs(tokens)
+    inputs = q, k, v, torch.full_like(g, rate), torch.zeros_like(beta)
+    plans = GdnPlans((tokens,), torch.tensor([0]), ((0, tokens, 0),), (0,), frozenset({0}))
+    gated_delta_rule(*inputs, pool, plans.of_states(HALF), StateNoise(1))
+    assert torch.equal(
+        (torch.ones(1) * torch.tensor(rate).exp()).to(HALF), torch.ones(1, dtype=HALF)
+    )
+    assert float(pool.float().mean()) == pytest.approx(
+        float(torch.tensor(rate * tokens).exp()), rel=0.05
+    )
+
+
 def test_ranks_have_the_numbers_of_their_heads() -> None:
     config = published_or_folder("9b")
     assert isinstance(config, DeltaNetConfig)
