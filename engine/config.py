@@ -252,8 +252,8 @@ class EngineConfig:
     )
     speculate: str = option(
         "auto",
-        "source of drafts: prediction (the request's), mtp (draft layer), tree (cached texts), "
-        "block (drafter); auto: mtp if on a GPU",
+        "source of drafts: prediction (the request's), mtp (draft layer), block, tree (cached "
+        "texts); auto: mtp if on a GPU",
         get_args(SpeculateName),
     )
     draft_tokens: int = option(

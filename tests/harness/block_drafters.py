@@ -11,15 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tasuki.model.config import ModelConfig
 from tasuki.model.drafter.model import BlockDraftedModel, beside_drafter
 from tasuki.model.drafter.reader import with_drafter
 from tasuki.model.families.loading import build_model, load_weights
 from tasuki.model.families.registry import load_config
 from tasuki.model.forward import NullHooks
+from tasuki.model.ops.attention.page_rows import read_pages
+from tasuki.model.ops.row_room import RowRoom
+from tasuki.pycache.arena import run_copies
+from tests.harness.engines import Lone
 from tests.harness.goldens import Request, Workspace, load_model, reference_dir
 
 MODEL = "small-dense"
@@ -54,6 +60,13 @@ def published(**changes: object) -> dict[str, Any]:
     own = {"mask_token_id": 248070, "target_layer_ids": [1, 8, 15, 22, 29]}
     kinds = {"layer_types": ["full_attention"] * 5, "rope_theta": 1e7, "dflash_config": own}
     return CONFIG | sizes | heads | layers | kinds | changes
+
+
+def raw_for(model: ModelConfig) -> dict[str, Any]:
+    """Return the config of a small drafter for any model."""
+    own = {"mask_token_id": model.vocab - 3, "target_layer_ids": [0, model.layers - 2]}
+    sizes = {"hidden_size": model.hidden, "vocab_size": model.vocab}
+    return CONFIG | sizes | {"num_target_layers": model.layers, "dflash_config": own}
 
 
 def random_tensors(raw: Mapping[str, Any], seed: int = 7) -> dict[str, Tensor]:
@@ -179,6 +192,27 @@ class NaiveDrafter:
             inner = gate * torch.sigmoid(gate) * up
             x = x + inner @ self._weight(f"{own}.mlp.down_proj").T
         return self._norm(x, "norm")[1:] @ self.embedding.T
+
+    def assert_made(self, engine: Lone, tokens: Sequence[int]) -> int:
+        """Check the pages before the engine's cached state: they hold the twin's keys and values.
+        Return the number of cached tokens."""
+        cache, arena = engine.engine._cache, engine.parts.arena
+        allocation = cache.allocate(
+            np.asarray(tokens, dtype=np.int32), capacity_tokens=len(tokens), working_slots=1
+        )
+        assert allocation is not None
+        run_copies(arena, cache.take_copies())
+        kept, pages = allocation.cached_tokens, torch.tensor(allocation.pages.tolist())
+        if kept:
+            context = self.context(streams_of(tokens[:kept]))
+            first = engine.parts.model_config.layers
+            for layer in range(self.raw["num_hidden_layers"]):
+                view = arena.view(first + layer, "kv")
+                got = read_pages(view, pages, torch.float32, RowRoom())
+                for rows, want in zip(got, self.keys_values(layer, context, 0), strict=True):
+                    torch.testing.assert_close(rows[:, :kept], want, atol=2e-4, rtol=0)
+        cache.release(allocation)
+        return kept
 
     def _weight(self, name: str) -> Tensor:
         return self._weights[f"{name}.weight"]
