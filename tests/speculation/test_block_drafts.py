@@ -93,6 +93,16 @@ def test_drafts_are_those_of_the_twin(folder: Path, monkeypatch: pytest.MonkeyPa
         assert list(drafts) == logits.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("form", [{"kv_dtype": "fp8"}, {"dtype": "bfloat16"}], ids=str)
+def test_answers_in_other_dtypes_are_those_without_it(folder: Path, form: dict[str, str]) -> None:
+    plain = Lone(engine_config(reference_dir(MODEL), speculate="off", **form))
+    config = engine_config(reference_dir(MODEL), drafter=str(folder), draft_tokens=7, **form)
+    engine = Lone(config)
+    answers = [each.ask("r", CASE.prompt, NEW, sampling=HOT) for each in (plain, engine)]
+    assert answers[0] == answers[1]
+    assert engine.finished("r").usage.accepted_tokens > NEW // 3
+
+
 def test_as_many_are_accepted_behind_a_cached_prompt(folder: Path) -> None:
     engine = drafting(folder)
     cold = engine.ask("cold", CASE.prompt, NEW, sampling=HOT)
@@ -106,7 +116,7 @@ def test_as_many_are_accepted_behind_a_cached_prompt(folder: Path) -> None:
 
 def test_a_retracted_answer_goes_on_and_is_drafted(folder: Path) -> None:
     """Two answers outgrow the arena. The retracted one resumes from its cached pages."""
-    whole, new = parts(folder), 130
+    whole, new = parts(folder), 80
     few = EngineParts(whole.model_config, whole.model, whole.arena, whole.steps, slabs=9)
     config = engine_config(reference_dir(MODEL), drafter=str(folder), draft_tokens=7)
     assert config.speculate == "auto"
