@@ -11,12 +11,15 @@ from tasuki.engine.assembly.parts import EngineParts, build_parts
 from tasuki.engine.config import EngineConfigError
 from tasuki.engine.messages import RequestPhase
 from tasuki.engine.speculation.drafting import BlockDrafter
+from tasuki.model.families.registry import load_config
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.daemon.dry_run import dry_run
 from tasuki.server.daemon.serve_config import DryRunConfig
-from tests.harness.block_drafters import MODEL, NaiveDrafter, streams_of, write_drafter
+from tests.harness.block_drafters import MODEL, NaiveDrafter, raw_for, streams_of, write_drafter
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import golden, reference_dir
+from tests.harness.picture_goldens import PictureModel, golden_cases, needs_goldens
+from tests.harness.picture_prompts import ask, golden_case, golden_submit, picture_engine
 
 CASE = golden(MODEL, "long")
 NEW = 32
@@ -103,6 +106,20 @@ def test_answers_in_other_dtypes_are_those_without_it(folder: Path, form: dict[s
     assert engine.finished("r").usage.accepted_tokens > NEW // 3
 
 
+@needs_goldens
+def test_answers_to_pictures_are_the_goldens(tmp_path: Path) -> None:
+    """Tokens of pictures have three rotary positions in the model, and one in the drafter."""
+    model, case = golden_cases()[0]
+    shape = load_config(PictureModel.load(model).folder)
+    drafter = write_drafter(tmp_path, raw_for(shape))
+    engine = picture_engine(model, drafter=str(drafter), draft_tokens=7)
+    message = golden_submit(model, case)
+    assert ask(engine, message) == golden_case(model, case).values["greedy"]
+    (use,) = engine.finished(message.request_id).usage.drafts
+    assert use.source == "block" and use.drafted[0] > 0
+    engine.assert_at_rest()
+
+
 def test_as_many_are_accepted_behind_a_cached_prompt(folder: Path) -> None:
     engine = drafting(folder)
     cold = engine.ask("cold", CASE.prompt, NEW, sampling=HOT)
@@ -116,7 +133,7 @@ def test_as_many_are_accepted_behind_a_cached_prompt(folder: Path) -> None:
 
 def test_a_retracted_answer_goes_on_and_is_drafted(folder: Path) -> None:
     """Two answers outgrow the arena. The retracted one resumes from its cached pages."""
-    whole, new = parts(folder), 80
+    whole, new = parts(folder), 100
     few = EngineParts(whole.model_config, whole.model, whole.arena, whole.steps, slabs=9)
     config = engine_config(reference_dir(MODEL), drafter=str(folder), draft_tokens=7)
     assert config.speculate == "auto"
