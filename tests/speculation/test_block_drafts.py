@@ -57,7 +57,7 @@ def plain(sampling: SamplingParams) -> tuple[list[int], object]:
     return engine.ask("r", CASE.prompt, NEW, sampling=sampling), engine.tree()
 
 
-@pytest.mark.parametrize("most", [1, 4, 7])
+@pytest.mark.parametrize("most", [7, 1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
 def test_answers_and_trees_are_those_without_it(
     folder: Path, most: int, sampling: SamplingParams
@@ -175,11 +175,10 @@ def test_settings_that_do_not_go_together_are_refused(
 
 def test_a_dry_run_shows_its_bytes(folder: Path) -> None:
     config = engine_config(reference_dir(MODEL), drafter=str(folder))
-    with_it = dry_run(config, DryRunConfig())
-    assert "the block drafter has no kernels for GPUs" in with_it
-    assert "up to 7 drafts in one pass" in with_it
-    assert "block_drafter" in with_it and "kv [2, 2, 64, 32]" in with_it
-    assert "drafter" not in dry_run(replace(config, drafter=None), DryRunConfig(gpu="h200"))
+    plan = dry_run(config, DryRunConfig())
+    assert "the block drafter has no kernels for GPUs" in plan
+    assert "up to 7 drafts in one pass" in plan
+    assert "block_drafter" in plan and "kv [2, 2, 64, 32]" in plan
 
 
 def test_more_drafts_than_the_drafter_proposes_are_refused(folder: Path) -> None:
