@@ -211,18 +211,19 @@ def build_parts(
     disk = None if host is None else disk_memory(config, partial(layout_of, model_config), contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
+    drafts = DraftHead.of(weights.head, _drafted(config, model_config))
     model = build_model(
         model_config,
         weights,
         Assembly(
-            DraftHead.of(weights.head, _drafted(config, model_config)),
+            drafts,
             rotary_sections=rotary_sections(sight),
             activations=activations_of(config),
         ),
     )
     return EngineParts(
         model_config,
-        beside_drafter(model, config.drafter),
+        beside_drafter(model, config.drafter, drafts),
         arena,
         StepCounter(),
         host=host,
@@ -379,10 +380,11 @@ def build_arena(
 
 
 def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
-    """Return the token ids the draft layer may propose. Return None if it may propose all tokens,
-    or is not used. Raises ModelConfigError."""
+    """Return the token ids the draft layer or the block drafter may propose. Return None if it may
+    propose all tokens, or is not used. Raises ModelConfigError."""
     on_gpu = torch_device(config).type != "cpu"
-    if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
+    used = config.drafting(model.draft_layers, on_gpu=on_gpu)
+    if not used.drafts_by_block and not (model.draft_layers and used.drafts_by_layer):
         return None
     return draft_ids(Path(config.model), model.vocab, model.eos_ids)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.drafts import DraftStart
+from tasuki.model.drafts import DraftHead, DraftStart
 from tasuki.model.forward import Batch, LayerHooks
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
@@ -32,14 +32,15 @@ from .layers import BlockPlace, DrafterLayers, places_of
 from .weights import load_drafter
 
 
-def beside_drafter(model: Model, folder: str | None) -> Model:
+def beside_drafter(model: Model, folder: str | None, drafts: DraftHead | None = None) -> Model:
     """Return the model with the block drafter of its config beside it; unchanged for None. folder:
-    the drafter's. Raises WeightsError, ModelConfigError."""
+    the drafter's. drafts: the tokens allowed as drafts; None: any token. Raises WeightsError,
+    ModelConfigError."""
     shape = model.config.drafter
     if folder is None or shape is None:
         return model
     weights = load_drafter(Path(folder), shape, model.weights.dtype)
-    return BlockDraftedModel(model, DrafterLayers(shape, weights))
+    return BlockDraftedModel(model, DrafterLayers(shape, weights), drafts)
 
 
 class StreamsOfLayers(LayerHooks):
@@ -75,11 +76,15 @@ class BlockDraftedModel:
     """`Model` with a block drafter, see drafts.BlockModel. Calls on one arena come from one thread.
     Owns no weights of the target."""
 
-    def __init__(self, model: Model, layers: DrafterLayers) -> None:
-        """layers: the drafter's. REQUIRES: the model's config has a drafter of their shape."""
+    def __init__(
+        self, model: Model, layers: DrafterLayers, drafts: DraftHead | None = None
+    ) -> None:
+        """layers: the drafter's. drafts: the tokens allowed as drafts; None: any token. REQUIRES:
+        the model's config has a drafter of the layers' shape."""
         assert model.config.drafter is not None, "the config has no drafter"
         self._model = model
         self._layers = layers
+        self._drafts = drafts
         self._shape = model.config.drafter
 
     @property
@@ -92,7 +97,7 @@ class BlockDraftedModel:
 
     @property
     def draft_ids(self) -> Tensor | None:
-        return self._model.draft_ids
+        return None if self._drafts is None else self._drafts.ids
 
     @property
     def own_slice(self) -> Slice | None:
@@ -167,12 +172,14 @@ class BlockDraftedModel:
         embedded = functional.embedding(torch.tensor(ids), weights.embedding)
         pages_of_layers = [arena.view(first + own, "kv") for own in range(self._shape.layers)]
         turns = self._layers.turns(torch.tensor(positions))
-        hidden = self._layers.propose(embedded, blocks, pages_of_layers, turns)
-        return product(hidden[masks], weights.head).float()
+        hidden = self._layers.propose(embedded, blocks, pages_of_layers, turns)[masks]
+        if self._drafts is not None:
+            return self._drafts.spread(product(hidden, self._drafts.head))
+        return product(hidden, weights.head).float()
 
     def whole(self, logits: Tensor) -> Tensor:
         return self._model.whole(logits)
 
     def beside(self) -> tuple[Model, Notice]:
         model, prepare = self._model.beside()
-        return BlockDraftedModel(model, self._layers.beside()), prepare
+        return BlockDraftedModel(model, self._layers.beside(), self._drafts), prepare

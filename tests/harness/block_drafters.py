@@ -19,6 +19,7 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 from tasuki.model.drafter.model import BlockDraftedModel, beside_drafter
 from tasuki.model.drafter.reader import with_drafter
+from tasuki.model.drafts import DraftHead
 from tasuki.model.families.loading import build_model, load_weights
 from tasuki.model.families.registry import load_config
 from tasuki.model.forward import NullHooks
@@ -111,11 +112,13 @@ def write_drafter(folder: Path, raw: Mapping[str, Any] = CONFIG, seed: int = 7) 
     return folder
 
 
-def drafted_model(folder: Path, model: str = MODEL) -> BlockDraftedModel:
-    """Return a golden model in float32 with the drafter in a folder beside it."""
+def drafted_model(folder: Path, model: str = MODEL, ids: Tensor | None = None) -> BlockDraftedModel:
+    """Return a golden model in float32 with the drafter in a folder beside it. ids: the token ids
+    allowed as drafts; None: all."""
     config = with_drafter(load_config(reference_dir(model)), str(folder))
     weights = load_weights(reference_dir(model), config, torch.float32)
-    found = beside_drafter(build_model(config, weights), str(folder))
+    drafts = DraftHead.of(weights.head, ids)
+    found = beside_drafter(build_model(config, weights), str(folder), drafts)
     assert isinstance(found, BlockDraftedModel)
     return found
 

@@ -104,6 +104,19 @@ def test_proposals_equal_the_twins(folder: Path, model: BlockDraftedModel, count
         assert torch.equal(workspace.arena.bytes, before), "a proposal wrote"
 
 
+def test_drafts_are_only_of_the_tokens_allowed(folder: Path) -> None:
+    ids = torch.arange(7, 320, 3)
+    model = drafted_model(folder, ids=ids)
+    request = Request(Workspace(model), len(TOKENS))
+    request.forward(TOKENS[:100])
+    wanted = start(request, 5, 7)
+    got = model.block_logits(request.workspace.arena, [wanted])
+    want = NaiveDrafter(folder).logits(streams_of(TOKENS[:100]), 5, 7)
+    torch.testing.assert_close(got[:, ids], want[:, ids], atol=TOLERANCE * 10, rtol=0)
+    assert torch.equal(got.isfinite().nonzero()[:, 1].unique(), ids)
+    assert set(draft_tokens(model, request.workspace.arena, [wanted])[0]) <= set(ids.tolist())
+
+
 def test_verified_tokens_store_what_a_prompt_stores(model: BlockDraftedModel) -> None:
     """Rejected tokens' rows are written over by the tokens in their place."""
     verified, whole = (Request(Workspace(model), len(TOKENS)) for _ in range(2))
