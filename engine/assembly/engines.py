@@ -134,6 +134,7 @@ def build_speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
         most,
         from_tree=config.drafts_from_tree,
         by_layer=config.drafts_by_layer,
+        by_block=config.drafts_by_block,
         grammars=parts.grammars if forced else None,
     )
 
@@ -145,12 +146,19 @@ def _drafting(config: EngineConfig, parts: EngineParts) -> EngineConfig:
 
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     """Return the largest number of drafts of an answer in a step. Raises EngineConfigError if the
-    runner cannot verify the configured drafts or so many, or the draft layer is missing."""
+    runner cannot verify the configured drafts or so many, the draft layer is missing, or the block
+    drafter proposes fewer."""
     config = _drafting(config, parts)
     if config.drafts_by_layer and not parts.layout.draft_layers:
         raise EngineConfigError(
             f"speculate is {config.speculate}, and the arena has no draft layer: give a checkpoint "
             "with mtp.*, and --draft-layer auto"
+        )
+    shape = parts.model_config.drafter
+    if config.drafts_by_block and shape is not None and config.draft_tokens > shape.most_drafts:
+        raise EngineConfigError(
+            f"draft_tokens is {config.draft_tokens}, and the drafter proposes {shape.most_drafts} "
+            "at a time: give as many or fewer"
         )
     if parts.runner is None and parts.arena.bytes.device.type == "cpu":
         return 0 if config.speculate == "off" else config.draft_tokens

@@ -5,6 +5,7 @@ The device is chosen here, once: on a GPU the model gets Triton's operators. The
 imported only then, so a machine without Triton never needs them.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,8 @@ from tasuki.engine.tiers.tier import (
 )
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
+from tasuki.model.drafter.model import beside_drafter
+from tasuki.model.drafter.reader import with_drafter
 from tasuki.model.drafts import DraftHead, draft_ids
 from tasuki.model.families.family import Assembly
 from tasuki.model.families.loading import build_model, load_weights, read_tables
@@ -208,17 +211,19 @@ def build_parts(
     disk = None if host is None else disk_memory(config, partial(layout_of, model_config), contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
+    drafts = DraftHead.of(weights.head, _drafted(config, model_config))
+    model = build_model(
+        model_config,
+        weights,
+        Assembly(
+            drafts,
+            rotary_sections=rotary_sections(sight),
+            activations=activations_of(config),
+        ),
+    )
     return EngineParts(
         model_config,
-        build_model(
-            model_config,
-            weights,
-            Assembly(
-                DraftHead.of(weights.head, _drafted(config, model_config)),
-                rotary_sections=rotary_sections(sight),
-                activations=activations_of(config),
-            ),
-        ),
+        beside_drafter(model, config.drafter, drafts),
         arena,
         StepCounter(),
         host=host,
@@ -228,6 +233,16 @@ def build_parts(
         tower=tower,
         sight=sight,
     )
+
+
+def served_digest(config: EngineConfig) -> str:
+    """Return the digest of the weights in use: the model's, and a block drafter's if there is one.
+    Raises WeightsError."""
+    digest = digest_of_weights(config.model, config.disk_cache)
+    if config.drafter is None:
+        return digest
+    own = digest_of_weights(config.drafter, config.disk_cache)
+    return hashlib.sha256(f"{digest} {own}".encode()).hexdigest()
 
 
 def rotary_sections(sight: Sight | None) -> tuple[int, int, int] | None:
@@ -242,7 +257,7 @@ def _contract(
     layout: CacheLayout,
     sight: Sight | None,
 ) -> dict[str, str]:
-    digest = digest_of_weights(config.model, config.disk_cache)
+    digest = served_digest(config)
     kind = DigestKind.of(torch_device(config))
     return kept_contract(digest, model, weights, layout, kind, sight, config.rounded_steps)
 
@@ -273,11 +288,18 @@ def kept_contract(
 
 def asked_model(config: EngineConfig) -> ModelConfig:
     """Return the config of the checkpoint folder's model, with the configured context length and
-    draft layer. Raises ModelConfigError, WeightsError, EngineConfigError. Raises NoKernels if its
+    drafters. Raises ModelConfigError, WeightsError, EngineConfigError. Raises NoKernels if its
     family has none for the configured device."""
     model = with_context(load_config(config.model), config)
     family_of(model).check_device(torch.device(config.device))
-    return with_draft_layer(model, config.model, config.draft_layer)
+    return with_drafts(model, config)
+
+
+def with_drafts(model: ModelConfig, config: EngineConfig) -> ModelConfig:
+    """Return the model config with the configured draft layer or block drafter. Raises
+    ModelConfigError, WeightsError."""
+    own = with_draft_layer(model, config.model, config.served_draft_layer)
+    return with_drafter(own, config.drafter)
 
 
 def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
@@ -358,10 +380,11 @@ def build_arena(
 
 
 def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
-    """Return the token ids the draft layer may propose. Return None if it may propose all tokens,
-    or is not used. Raises ModelConfigError."""
+    """Return the token ids the draft layer or the block drafter may propose. Return None if it may
+    propose all tokens, or is not used. Raises ModelConfigError."""
     on_gpu = torch_device(config).type != "cpu"
-    if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
+    used = config.drafting(model.draft_layers, on_gpu=on_gpu)
+    if not used.drafts_by_block and not (model.draft_layers and used.drafts_by_layer):
         return None
     return draft_ids(Path(config.model), model.vocab, model.eos_ids)
 
@@ -405,7 +428,7 @@ def _plane(
     name: str,
     wire: WireSettings,
 ) -> DataPlane:
-    digest = digest_of_weights(config.model, config.disk_cache)
+    digest = served_digest(config)
     constants, formats = parts.model_config.constants, parts.model.weights.formats
     pictures = {} if parts.sight is None else parts.sight.contract(digest)
     shared = parts.shared

@@ -111,7 +111,7 @@ class KimiConfig(ModelConfig):
             f"times {experts.scale!r}"
         )
 
-    def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
+    def own_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
         if kv_dtype == FP8_ROWS:
             raise ModelConfigError(
                 "--kv-dtype is fp8, and latents are not kept as FP8 rows: leave --kv-dtype out"
