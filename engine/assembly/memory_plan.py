@@ -17,7 +17,8 @@ from tasuki.model.drafts import FIRST_IDS
 from tasuki.model.families.registry import family_of
 from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
 from tasuki.model.protocol import GpuSizes
-from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES
+from tasuki.model.quantise.source import QuantisedSource
 from tasuki.model.weights.safetensors_files import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import TensorSource
