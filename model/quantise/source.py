@@ -27,6 +27,8 @@ class QuantisedSource:
     def __init__(self, source: TensorSource, recipe: Recipe) -> None:
         self._source = source
         self._recipe = recipe
+        self._shapes: dict[tuple[Codec, torch.Size], dict[str, Tensor]] = {}
+        """Quantised tensors without memory, by codec and shape: a model has few shapes."""
 
     def has(self, name: str) -> bool:
         return self._source.has(name)
@@ -42,7 +44,7 @@ class QuantisedSource:
         codec = self._codec(name)
         if codec is None:
             return self._source.matrix(name, shape, dtype, part)
-        made = MadeTensors(name, _coded(self._source.read(name, shape, dtype), codec))
+        made = MadeTensors(name, self._coded(self._source.read(name, shape, dtype), codec))
         segment = PublishedMatrix(made, name, shape).segment(dtype, part, static_inputs=False)
         made.checks.done()
         return Matrix((segment,))
@@ -52,6 +54,14 @@ class QuantisedSource:
 
     def stored(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         return self._source.stored(name, shape)
+
+    def _coded(self, whole: Tensor, codec: Codec) -> dict[str, Tensor]:
+        if not whole.is_meta:
+            return _coded(whole, codec)
+        key = codec, whole.shape
+        if key not in self._shapes:
+            self._shapes[key] = _coded(whole, codec)
+        return self._shapes[key]
 
     def _codec(self, name: str) -> Codec | None:
         # A fused tensor has the name of its experts, because others publish experts separately.
