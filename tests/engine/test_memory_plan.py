@@ -405,6 +405,8 @@ def test_the_dry_run_plans_for_each_gpu_where_none_is_here(
         ([], "--model"),
         (["--model", "12b", "--gpu", "h200"], next(iter(PUBLISHED))),
         (["--model", "9b", "--gpu", "h2000"], "h200"),
+        (["--model", "9b", "--gpu", "h200", "--revision", "v1"], "revision v1"),
+        (["--model", str(BESIDE), "--gpu", "h200", "--revision", "v1"], "revision v1"),
         (["--model", "27b", "--gpu", "h200", "--tensor-parallel", "3"], "one of 1, 2, 4, 8"),
     ],
 )
