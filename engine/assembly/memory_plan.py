@@ -19,7 +19,8 @@ from tasuki.model.families.registry import family_of
 from tasuki.model.ops.attention.spans.rule import SPANS
 from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
 from tasuki.model.protocol import GpuSizes
-from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES
+from tasuki.model.quantise.source import QuantisedSource
 from tasuki.model.weights.safetensors_files import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import TensorSource

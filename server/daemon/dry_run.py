@@ -40,6 +40,11 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
     if not engine_config.model:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
     name = engine_config.model
+    if engine_config.revision:
+        raise EngineConfigError(
+            f"revision {engine_config.revision}: a plan fetches nothing, and --model {name} is a "
+            "folder or a published name: leave it out"
+        )
     model = with_context(with_drafts(published_or_folder(name), engine_config), engine_config)
     if config.quantization and Path(name).is_dir():
         raise EngineConfigError(
