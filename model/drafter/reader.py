@@ -4,10 +4,10 @@ The layout is DFlash: `architectures` lists DFlashDraftModel, and `dflash_config
 token and the target's layers. The drafter's transformer is that of Qwen3, so its norms multiply by
 the stored weight itself. Embedding and head are the target's.
 
-Inferred, since no published file was at hand: the names of all fields and tensors, and that
-`target_layer_ids` count the target's layers from 0 and mean their outputs. Fields that would change
-the computation are refused with any value but the one computed here. So a file of another form is
-refused by name, and never read wrongly. Each error names the file, the field and the fix.
+Source: github.com/z-lab/dflash, dflash/model.py at 10129599. `target_layer_ids` count the target's
+layers from 0 and mean their outputs. Fields that would change the computation are refused with any
+value but the one computed here: layers with a window, DFlash2, scaled embeddings or logits. Each
+error names the file, the field and the fix.
 """
 
 from dataclasses import replace
@@ -25,7 +25,15 @@ _ONLY: tuple[tuple[str, object], ...] = (
     ("use_sliding_window", False),
     ("rope_scaling", None),
 )
+_ONLY_IN_EITHER: tuple[tuple[str, object], ...] = (
+    ("input_embedding_scale", 1.0),
+    ("output_multiplier", 1.0),
+    ("final_logit_softcapping", None),
+)
+"""Fields of the config, or of its `dflash_config`."""
 _FULL = "full_attention"
+_BLOCK = 16
+"""Tokens of a block of a config without `block_size`."""
 _FEWEST = 2
 """Fewest tokens of a block: one known token, and one to propose."""
 
@@ -57,9 +65,13 @@ def read_drafter(folder: Path, model: ModelConfig) -> DrafterShape:
     head_dim = fields.size("head_dim", 128)
     if head_dim % 2:
         raise fields.error("head_dim", f"is {head_dim}", "use an even number")
-    block = fields.size("block_size", most=MOST_LISTED)
+    for name, only in _ONLY_IN_EITHER:
+        fields.require(name, only)
+        own.require(name, only)
+    sized = fields if own.get("block_size") is None else own
+    block = sized.size("block_size", _BLOCK, most=MOST_LISTED)
     if block < _FEWEST:
-        raise fields.error("block_size", f"is {block}", f"use {_FEWEST} or more")
+        raise sized.error("block_size", f"is {block}", f"use {_FEWEST} or more")
     mask = own.get("mask_token_id")
     if type(mask) is not int or not 0 <= mask < model.vocab:
         raise own.error(
@@ -90,6 +102,8 @@ def _check_layout(fields: ConfigFields) -> None:
         )
     for name, only in _ONLY:
         fields.require(name, only)
+    if fields.flag("is_causal", False):
+        raise fields.error("is_causal", "is True", "only False is supported")
     kinds = fields.get("layer_types")
     if kinds is not None and kinds != [_FULL] * fields.size("num_hidden_layers", most=MOST_LISTED):
         raise fields.error("layer_types", f"is {kinds!r:.80}", f"only {_FULL} is supported")

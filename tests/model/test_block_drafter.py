@@ -193,6 +193,9 @@ def put_own(name: str, value: object) -> Change:
         (put("model_type", "llama"), "model_type is 'llama'; only 'qwen3'"),
         (put("attention_bias", True), "attention_bias is True"),
         (put("use_sliding_window", True), "use_sliding_window is True"),
+        (put("is_causal", True), "is_causal is True"),
+        (put("output_multiplier", 2.0), "output_multiplier is 2.0"),
+        (put_own("input_embedding_scale", 8.0), "dflash_config.input_embedding_scale is 8.0"),
         (put("layer_types", ["full_attention", "sliding_attention"]), "layer_types is .*sliding"),
         (put("rope_scaling", {"rope_type": "yarn"}), "rope_scaling is"),
         (put("rope_parameters", {"rope_type": "yarn"}), "rope_parameters.rope_type is 'yarn'"),
@@ -215,6 +218,16 @@ def test_what_is_not_computed_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(ModelConfigError, match=named):
         read_drafter(tmp_path, load_config(reference_dir(MODEL)))
+
+
+def test_a_block_has_the_size_in_either_place(tmp_path: Path) -> None:
+    model, raw = load_config(reference_dir(MODEL)), dict(CONFIG)
+    found = []
+    for change in (put("block_size", 5), put_own("block_size", 6), put("block_size", None)):
+        change(raw)
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        found.append(read_drafter(tmp_path, model).block)
+    assert found == [5, 6, 6]
 
 
 def test_files_of_another_layout_are_refused_by_name(tmp_path: Path) -> None:
