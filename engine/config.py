@@ -139,8 +139,8 @@ class EngineConfig:
     )
     attention_split: str = option(
         "auto",
-        "division of a step's keys on a GPU; auto: shares; spans: a page that rows share is read "
-        "for several at once, without drafts",
+        "division of a step's keys on a GPU; auto: shares; spans: shared pages are read once for "
+        "several rows, no drafts",
         ("auto", "shares", "spans"),
     )
     draft_layer: str = option(
