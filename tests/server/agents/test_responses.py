@@ -131,7 +131,7 @@ def test_penalties_reach_the_engine_and_the_response(front: AgentFront) -> None:
 
 
 def test_echoed_functions_have_every_field_of_the_schema(front: AgentFront) -> None:
-    bare_tool = {"type": "function", "name": "weather"}
+    bare_tool = {"type": "function", "name": "look"}
     custom = {"type": "custom", "name": "note"}
     (function, free, given) = answered(front, tools=[bare_tool, custom, {**TOOL, "strict": True}])[
         "tools"
