@@ -31,8 +31,10 @@ from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.model.grammar.grammar import GrammarError, GrammarsBusy, GrammarsUnavailable
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.trials.client import DRAINS
+from tasuki.model.weights.tensor_tree import WeightsDigests
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.pycache.weights_namespace import WeightsNamespace
 from tasuki.transfer.chunks.descriptors import UnitSizes
 from tasuki.utils.signatures import Clock
 
@@ -213,6 +215,13 @@ class Engine:
                 self._grammars.give_up(DRAINS)
         else:
             self._handover.handle(message)
+
+    def name_weights(self, digests: WeightsDigests) -> None:
+        """Name states of other weights from now on, in the tree and in a remote store. REQUIRES: no
+        copy between tiers is in progress. Raises RemoteFailed; then nothing changed."""
+        if self._tiers is not None:
+            self._tiers.change_weights(digests.files)
+        self._cache.change_weights(WeightsNamespace.of(digests.tensors))
 
     def take_outbox(self) -> list[m.Outbox]:
         """Return all messages emitted since the last call, in order."""

@@ -36,6 +36,7 @@ from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.keys import has_pictures
+from tasuki.pycache.weights_namespace import START
 from tasuki.transfer import peer_values
 from tasuki.transfer.control.driven_transfer import LiveTransfers
 from tasuki.transfer.control.link_status import NodeProgress
@@ -127,6 +128,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._sender = sender
         self._contract = contract.flat()
         self._pictures = dict(contract.pictures)
+        self._weights = START
         self._media = MediaBudget()
         self._node = node
         self._loop = loop
@@ -257,6 +259,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 connection_id=name,
                 lease_seconds=self._sender.settings.lease_seconds,
                 pictures=self._pictures,
+                weights=self._weights.prefix,
             )
         )
 

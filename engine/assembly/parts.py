@@ -27,7 +27,7 @@ from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.engine.tiers.digests import DigestKind
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
-from tasuki.engine.tiers.disk.kept_folder import digest_of_weights
+from tasuki.engine.tiers.disk.kept_folder import digest_of_weights, digests_of_weights
 from tasuki.engine.tiers.host_memory import host_arena
 from tasuki.engine.tiers.remote.remote_memory import RemoteMemory, remote_memory
 from tasuki.engine.tiers.tier import (
@@ -405,7 +405,8 @@ def _plane(
     name: str,
     wire: WireSettings,
 ) -> DataPlane:
-    digest = digest_of_weights(config.model, config.disk_cache)
+    weights = digests_of_weights(config.model, config.disk_cache)
+    digest = weights.files
     constants, formats = parts.model_config.constants, parts.model.weights.formats
     pictures = {} if parts.sight is None else parts.sight.contract(digest)
     shared = parts.shared
@@ -417,6 +418,7 @@ def _plane(
             weights_format=formats,
             step_activations=config.rounded_steps,
             pictures=pictures,
+            tensors_digest=weights.tensors,
         )
     return DataPlane.of_ranks(
         *(shared.region, shared.spans, digest, mover, transport, name),
@@ -424,4 +426,5 @@ def _plane(
         weights_format=formats,
         step_activations=config.rounded_steps,
         pictures=pictures,
+        tensors_digest=weights.tensors,
     )
