@@ -94,6 +94,8 @@ Reply = (
     | m.EventsReply
     | m.TreeReply
     | m.Drained
+    | m.AnswersPaused
+    | m.WeightsUpdated
     | m.LeftToDrainTargets
 )
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -428,6 +430,23 @@ class EngineClient:
     async def flush(self) -> int:
         """Drop the cache entries not in use. Return the number of dropped pages and checkpoints."""
         return (await self._query(m.FlushReply, m.FlushCache)).dropped
+
+    async def pause(self, mode: m.PauseMode) -> int:
+        """Pause all requests. Return the number of requests not over, once no forward runs."""
+        reply = await self._query(m.AnswersPaused, lambda query: m.PauseAnswers(query, mode))
+        return reply.requests
+
+    async def resume(self) -> None:
+        """Go on after pause(). Without a pause, do nothing."""
+        await self._query(m.AnswersPaused, m.ResumeAnswers)
+
+    async def update_weights(
+        self, folder: str, mode: m.PauseMode, version: str
+    ) -> m.WeightsUpdated:
+        """Replace the weights, all or none, as UpdateWeights does. Return its answer."""
+        return await self._query(
+            m.WeightsUpdated, lambda query: m.UpdateWeights(query, folder, mode, version)
+        )
 
     async def tree(
         self,

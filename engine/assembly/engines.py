@@ -6,8 +6,11 @@ never needs it.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from tasuki.engine.config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError, Role
 from tasuki.engine.engine import Compute, Engine, EngineSizes, MakeHandover, Memory
@@ -32,21 +35,27 @@ from tasuki.engine.scheduling.picture_encoder import PictureEncoder, PictureWork
 from tasuki.engine.scheduling.pictures_elsewhere import Pictures, PicturesElsewhere
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
+from tasuki.engine.tiers.disk.kept_folder import digests_of_weights
 from tasuki.engine.tiers.disk.kept_index import restore
+from tasuki.engine.tiers.host_memory import available_bytes
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
+from tasuki.engine.updates.staging import Staging
+from tasuki.model.families.loading import build_model, load_weights
 from tasuki.model.families.registry import family_of
-from tasuki.model.protocol import GpuModel
+from tasuki.model.protocol import GpuModel, Model
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops
+from tasuki.model.weights.layers import Weights, tensors
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.utils.logs import Progress, no_progress
 from tasuki.utils.signatures import Notice
 
 from .memory_plan import max_batch
-from .parts import EngineParts
+from .parts import EngineParts, asked_model, assembly_of
+from .towers import build_tower
 
 log = logging.getLogger(__name__)
 
@@ -210,13 +219,47 @@ def _assemble(
     return Engine(
         config,
         Memory(cache, build_tiers(parts), build_behind(config, parts, cache)),
-        Compute(runner, parts.grammars, drafts, pictures),
+        Compute(runner, parts.grammars, drafts, pictures, build_staging(config, role, parts)),
         EngineSizes(
             *(limits, sizes.batch, wire, parts.model.weights.formats, per_token),
             parts.model_config.ids_before,
         ),
         side,
         parts.clock,
+    )
+
+
+def build_staging(config: EngineConfig, role: Role, parts: EngineParts) -> Staging | str:
+    """Return what the engine stages new weights with; the reason if it takes none, as yet."""
+    if role is not Role.FUSED or parts.ranks is not None:
+        return "weights change on a fused node of one rank only, as yet: restart this node"
+    device = parts.arena.bytes.device
+    if device.type != "cpu":
+        return "weights change on a CPU only, as yet: restart this node"
+    model, dtype = parts.model_config, parts.model.weights.dtype
+
+    def read(folder: str) -> Weights:
+        return load_weights(folder, model, dtype)
+
+    def build(weights: Weights) -> Model:
+        return build_model(model, weights, assembly_of(config, model, weights, parts.sight))
+
+    def keeps_tower(folder: str) -> bool:
+        found = None if parts.tower is None else build_tower(replace(config, model=folder), device)
+        if parts.tower is None or found is None:
+            return True
+        pairs = zip(tensors(parts.tower.weights), tensors(found.weights), strict=True)
+        return all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+    return Staging(
+        parts.model,
+        parts.layout,
+        lambda folder: asked_model(replace(config, model=folder)),
+        read,
+        build,
+        lambda folder: digests_of_weights(folder, config.disk_cache),
+        available_bytes,
+        keeps_tower,
     )
 
 

@@ -213,11 +213,7 @@ def build_parts(
         build_model(
             model_config,
             weights,
-            Assembly(
-                DraftHead.of(weights.head, _drafted(config, model_config)),
-                rotary_sections=rotary_sections(sight),
-                activations=activations_of(config),
-            ),
+            assembly_of(config, model_config, weights, sight),
         ),
         arena,
         StepCounter(),
@@ -227,6 +223,17 @@ def build_parts(
         grammars=GrammarCompiler(vocabulary),
         tower=tower,
         sight=sight,
+    )
+
+
+def assembly_of(
+    config: EngineConfig, model: ModelConfig, weights: Weights, sight: Sight | None
+) -> Assembly:
+    """Return what a single rank's engine adds to weights. sight: as in rotary_sections()."""
+    return Assembly(
+        DraftHead.of(weights.head, _drafted(config, model)),
+        rotary_sections=rotary_sections(sight),
+        activations=activations_of(config),
     )
 
 

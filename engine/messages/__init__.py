@@ -20,8 +20,20 @@ from .pull import *
 from .reports import *
 from .requests import *
 from .types import *
+from .updates import *
 
-FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain | LeaveToDrainTargets | EndLeaving
+FrontInbox = (
+    Submit
+    | Abort
+    | CacheQuery
+    | Drain
+    | Undrain
+    | PauseAnswers
+    | ResumeAnswers
+    | UpdateWeights
+    | LeaveToDrainTargets
+    | EndLeaving
+)
 """Messages from an API server, to an engine of any role."""
 
 PrefillInbox = (
@@ -71,6 +83,8 @@ FrontOutbox = (
     | EventsReply
     | TreeReply
     | Drained
+    | AnswersPaused
+    | WeightsUpdated
     | Evicted
     | StateLeft
     | LeftToDrainTargets

@@ -67,7 +67,7 @@ def updated(folders: Folders, weights: WeightsDigests) -> Iterator[TieredEngine]
     """Run a node that starts with FIRST, answers PROMPT, and is updated."""
     with started(folders, FIRST) as node:
         answer(node, "before", PROMPT, 2)
-        node.lone.engine.name_weights(weights)
+        node.lone.engine.updates.name_weights(weights)
         yield node
 
 
@@ -97,7 +97,7 @@ def test_nodes_of_the_same_weights_share_in_every_order(
 def test_weights_that_come_back_find_their_own_states_alone(folders: Folders) -> None:
     with updated(folders, SECOND) as node:
         assert answer(node, "second", NEXT, 4) == 0
-        node.lone.engine.name_weights(FIRST)
+        node.lone.engine.updates.name_weights(FIRST)
         assert answer(node, "first", NEXT, 4) == KEPT
 
 
@@ -108,6 +108,6 @@ def test_a_lookup_before_an_update_brings_nothing_after_it(folders: Folders) -> 
         remote = node.parts.remote
         assert remote is not None
         lookup = remote.lookups.begin(b"salt", np.array(NEXT, np.int32), 0)
-        node.lone.engine.name_weights(SECOND)
+        node.lone.engine.updates.name_weights(SECOND)
         remote.lookups.wait(10.0)
         assert list(remote.lookups.advance()) == [] and lookup.is_over
