@@ -25,6 +25,11 @@ from .generation import ServedModel
 from .request_fields import RequestFields
 
 _MODES = {mode.value: mode for mode in PauseMode} | {"in_place": PauseMode.KEEP}
+PATHS = (
+    *("/update_weights_from_disk", "/pause_generation", "/continue_generation"),
+    *("/pause", "/resume"),
+)
+"""Paths of these routes, all POST."""
 _LONGEST_NAME = 256
 _LONGEST_PATH = 4096
 
@@ -35,13 +40,8 @@ class WeightHandlers:
         self._model = model
 
     def routes(self) -> list[web.RouteDef]:
-        return [
-            web.post("/update_weights_from_disk", self.update),
-            web.post("/pause_generation", self.pause),
-            web.post("/continue_generation", self.resume),
-            web.post("/pause", self.pause_by_query),
-            web.post("/resume", self.resume),
-        ]
+        handlers = (self.update, self.pause, self.resume, self.pause_by_query, self.resume)
+        return [web.post(path, handler) for path, handler in zip(PATHS, handlers, strict=True)]
 
     async def update(self, request: web.Request) -> web.Response:
         """Replace the weights by those of `model_path`. `abort_all_requests` ends the requests in

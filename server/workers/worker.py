@@ -43,6 +43,7 @@ from tasuki.server.grpc.session_service import TurnService
 from tasuki.server.http.headers import REQUEST_ID_HEADER, http_request_id
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.routes import model_routes, openai_routes, served_model
+from tasuki.server.openai.weight_routes import PATHS
 from tasuki.server.pictures.node_pictures import NodePictures, pictures_apart
 from tasuki.server.responses.conversations import unserved_conversation_routes
 from tasuki.server.responses.endpoints.routes import (
@@ -74,7 +75,7 @@ _OWN_HEADERS = frozenset(
 or are written anew."""
 
 
-_HANDED_ON = frozenset({"/", "/metrics", STORED_PATH, INPUT_ITEMS_PATH, CANCEL_PATH})
+_HANDED_ON = frozenset({"/", "/metrics", STORED_PATH, INPUT_ITEMS_PATH, CANCEL_PATH, *PATHS})
 _PATTERN = {"/page/{name}": "/page/{name:.+}", STORED_PATH: STORED_ROUTE}
 """Patterns of aiohttp's routes, by the path in the table of surfaces, if the two differ."""
 _ROUTE = {"GET": web.get, "DELETE": web.delete, "POST": web.post}

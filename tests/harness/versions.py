@@ -16,15 +16,17 @@ SMALL = Path(__file__).parents[1] / "golden_models" / "small-moe"
 
 
 def version(folder: Path, seed: int, model: Path = SMALL) -> Path:
-    """Write a folder with the model's weights, each changed at random. Return the folder."""
+    """Write a folder with the model's weights, each changed at random; a vision tower stays. Return
+    the folder."""
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("golden*"))
     noise = torch.Generator().manual_seed(seed)
     for path in folder.glob("*.safetensors"):
         path.chmod(0o600)
         tensors = {
-            name: tensor * (1 + 0.3 * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype)
+            name: tensor
+            if "visual" in name
+            else tensor * (1 + 0.3 * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype)
             for name, tensor in load_file(path).items()
-            if "visual" not in name
         }
         save_file(tensors, path)
     return folder
