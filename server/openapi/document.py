@@ -26,7 +26,7 @@ from . import answers
 from .answers import ANTHROPIC_ERROR, ERROR
 from .anthropic_fields import COUNTED_MESSAGE, MESSAGE
 from .common_fields import STRING, Fields, Schema, one_of
-from .openai_fields import CHAT, COMPLETION, DETOKENIZE, MODES, PAUSE, TOKENIZE, UPDATE
+from .openai_fields import CHAT, COMPLETION, DETOKENIZE, PAUSE, PAUSE_MODES, TOKENIZE, UPDATE
 from .responses_fields import (
     CHANGED_CONVERSATION,
     COMPACTED,
@@ -236,7 +236,7 @@ OPERATIONS: Mapping[Surface, Operation] = {
         "Go on after a pause", _MODEL, in_json(answers.PAUSED)
     ),
     ("POST", "/pause"): Operation(
-        "Pause all requests", _MODEL, in_json(answers.PAUSED), query={"mode": one_of(MODES)}
+        "Pause all requests", _MODEL, in_json(answers.PAUSED), query={"mode": one_of(PAUSE_MODES)}
     ),
     ("POST", "/resume"): Operation("Go on after a pause", _MODEL, in_json(answers.PAUSED)),
     ("GET", "/debug/overview"): Operation(
