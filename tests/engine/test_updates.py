@@ -15,6 +15,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages import START_VERSION, PauseMode
 from tests.harness.engines import Lone, engine_config, prompt, submit
 from tests.harness.versions import Oracle, assert_drawn_by, update, updated, version
+from tests.harness.waiting import HANG_SECONDS
 
 PROMPTS = {f"r{n}": prompt(70 + 30 * n, seed=n) for n in range(3)}
 
@@ -55,8 +56,7 @@ def test_every_token_under_load_is_of_the_version_told(
     for name, tokens in PROMPTS.items():
         lone.post(submit(name, tokens, 14))
     lone.steps(6)
-    lone.engine.updates.handle(m.UpdateWeights(0, str(versions.folders["2"]), mode, "2"))
-    until_staged(lone)
+    begin_staged(lone, versions.folders["2"], mode, "2")
     lone.post(submit("late", PROMPTS["r0"], 6))
     answer = updated(lone)
     assert answer.error is None and answer.requests >= len(PROMPTS)
@@ -84,11 +84,12 @@ def test_every_token_under_load_is_of_the_version_told(
         assert_drawn_by(lone, "late", PROMPTS["r0"], versions.oracles)
 
 
-def until_staged(lone: Lone) -> None:
-    """Wait until the weights of an update are staged, without a step."""
+def begin_staged(lone: Lone, folder: Path, mode: PauseMode, name: str) -> None:
+    """Begin an update, and return when its weights are staged, without a step."""
+    lone.post(m.UpdateWeights(0, str(folder), mode, name))
     in_progress = lone.engine.updates._update
     assert in_progress is not None
-    in_progress.staging.exception(30.0)
+    in_progress.staging.exception(HANG_SECONDS)
 
 
 def test_a_warm_cache_answers_as_a_fresh_node_with_no_hit_at_first(
@@ -103,6 +104,29 @@ def test_a_warm_cache_answers_as_a_fresh_node_with_no_hit_at_first(
     assert lone.hit("first").usable_tokens == 0
     assert lone.ask("second", tokens, 8) == versions.oracles["2"].answer(tokens, 8)
     assert lone.hit("second").usable_tokens > 0
+
+
+@pytest.mark.parametrize("steps", [2, 8], ids=["in its prompt", "in its answer"])
+def test_mixed_states_are_found_under_no_version(versions: Versions, steps: int) -> None:
+    first, second = (versions.folders[name] for name in (START_VERSION, "2"))
+    lone = Lone(engine_config(first, prefill_chunk_tokens=64))
+    tokens = prompt(300, seed=7)
+    update(lone, second, PauseMode.WAIT, "2")
+    lone.post(submit("mixed", tokens, 12, marks=(128, 192, 256)))
+    lone.steps(steps)
+    assert bool(lone.tokens("mixed")) is (steps == 8)
+    begin_staged(lone, first, PauseMode.KEEP, START_VERSION)
+    assert updated(lone).error is None
+    lone.run()
+    after = tokens + lone.tokens("mixed")
+    # Both versions come back, each with the names that its states had.
+    for folder, name in ((second, "2"), (first, START_VERSION), (second, "2")):
+        update(lone, folder, PauseMode.WAIT, name)
+        for end in (150, 210, 280, 302, len(after)):
+            asked = f"{name}-{end}-{len(lone.said)}"
+            lone.ask(asked, after[:end], 3)
+            assert_drawn_by(lone, asked, after[:end], versions.oracles)
+    lone.assert_at_rest()
 
 
 @pytest.mark.parametrize("seed", [1])
