@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tasuki.engine import messages as m
 from tasuki.engine.cache_queries import CacheQueries
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.forward_plan import PlanError
 from tasuki.engine.intake import Intake, PromptLimits
 from tasuki.engine.request import Request
@@ -86,13 +86,14 @@ class Memory:
 class Compute:
     """The parts for computing an engine's forwards. grammars: the compiler shared with the runner.
     drafts: limits the drafts of an answer in a step. pictures: encoder of pictures; None: prompts
-    have none. staging: as in Updates."""
+    have none. staging, role: as in Updates."""
 
     runner: Runner
     grammars: GrammarCompiler
     drafts: DraftLimit
     pictures: Pictures | None = None
     staging: Staging | str = "this engine is built over weights that stay"
+    role: Role = Role.FUSED
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ class Engine:
         self.updates = Updates(
             *(cache, self._plans, self._scheduler, self._handover, self._tiers, emit),
             compute.staging,
+            compute.role,
         )
         self._landing = Completion(cache, self._plans, self._scheduler, self._handover)
         self._queries = CacheQueries(

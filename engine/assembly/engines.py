@@ -219,7 +219,7 @@ def _assemble(
     return Engine(
         config,
         Memory(cache, build_tiers(parts), build_behind(config, parts, cache)),
-        Compute(runner, parts.grammars, drafts, pictures, build_staging(config, role, parts)),
+        Compute(runner, parts.grammars, drafts, pictures, build_staging(config, parts), role),
         EngineSizes(
             *(limits, sizes.batch, wire, parts.model.weights.formats, per_token),
             parts.model_config.ids_before,
@@ -229,10 +229,10 @@ def _assemble(
     )
 
 
-def build_staging(config: EngineConfig, role: Role, parts: EngineParts) -> Staging | str:
+def build_staging(config: EngineConfig, parts: EngineParts) -> Staging | str:
     """Return what the engine stages new weights with; the reason if it takes none, as yet."""
-    if role is not Role.FUSED or parts.ranks is not None:
-        return "weights change on a fused node of one rank only, as yet: restart this node"
+    if parts.ranks is not None:
+        return "weights change on a node of one rank only, as yet: restart this node"
     device = parts.arena.bytes.device
     if device.type != "cpu":
         return "weights change on a CPU only, as yet: restart this node"

@@ -48,6 +48,7 @@ PrefillInbox = (
     | ReadUsable
     | LeftWanted
     | LeftTakenOver
+    | LinksClosed
 )
 """Messages from the control plane of a prefill node."""
 
@@ -66,6 +67,7 @@ DecodeInbox = (
     | PullAsked
     | PullEnd
     | PassOn
+    | LinksClosed
 )
 """Messages from the control plane of a decode node."""
 
@@ -105,6 +107,7 @@ PrefillOutbox = (
     | UsableRead
     | LeavingBegun
     | LeftState
+    | WeightsChanged
 )
 DecodeOutbox = (
     HandoverWanted
@@ -115,6 +118,7 @@ DecodeOutbox = (
     | PullPinned
     | PullRefused
     | StatePassedOn
+    | WeightsChanged
 )
 Inbox = FrontInbox | PrefillInbox | DecodeInbox
 Outbox = FrontOutbox | PrefillOutbox | DecodeOutbox

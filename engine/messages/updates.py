@@ -64,6 +64,20 @@ class WeightsUpdated(Message):
     error: RequestError | None = None
 
 
+class WeightsChanged(Message):
+    """The weights have changed, and all requests are paused. Answered by LinksClosed, once no link
+    of before takes a transfer. files, tensors: their digests. names: beginning of the salts under
+    which the tree names their states."""
+
+    files: str
+    tensors: str
+    names: bytes
+
+
+class LinksClosed(Message):
+    """No link to a node with the weights of before takes a transfer any more."""
+
+
 class WeightsRun(Message):
     """The tokens of an answer drawn with one version of the weights, from token `first` on."""
 

@@ -463,11 +463,6 @@ class Scheduler:
                 return True
         return False
 
-    @property
-    def loading(self) -> bool:
-        """True if a load is in progress for a request."""
-        return self._loading() > 0
-
     def _loading(self) -> int:
         """Return the number of requests with a load in progress, to run after it."""
         return sum(isinstance(request.state, Loading) for request in self._computing)

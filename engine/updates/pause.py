@@ -1,24 +1,32 @@
 """A pause of an engine's requests, between two forwards.
 
 Owns the mode in force. Thread rule: the engine loop's. Invariants: while a pause is in force, no
-waiting request begins. It is at rest once no forward is in flight, no load is in progress, and, in
-every mode but KEEP, no request holds memory for an answer. Nothing but its end changes that.
+waiting request begins. It is at rest once no forward is in flight and every request waits, or, in
+the mode KEEP, stands between two tokens. So no load, hand-over or pull is in progress for any.
+Nothing but the pause's end changes that. A prefill node's requests always end: others wait for
+them.
 """
 
 from tasuki.engine import messages as m
 from tasuki.engine.messages import PauseMode
+from tasuki.engine.request import Active, Waiting
 from tasuki.engine.roles.base import Handover
 from tasuki.engine.scheduling.scheduler import Hold, Scheduler
 
 
 class Pause:
-    def __init__(self, scheduler: Scheduler, handover: Handover) -> None:
+    def __init__(
+        self, scheduler: Scheduler, handover: Handover, modes: frozenset[PauseMode]
+    ) -> None:
+        """modes: those that this role can pause in; WAIT takes the place of others."""
+        self._modes = modes
         self._scheduler = scheduler
         self._handover = handover
         self.mode: PauseMode | None = None
         """The mode in force; None: requests run."""
 
     def begin(self, mode: PauseMode) -> None:
+        mode = mode if mode in self._modes else PauseMode.WAIT
         self.mode = mode
         self._scheduler.hold = Hold.NEW if mode is PauseMode.WAIT else Hold.ALL
         if mode is PauseMode.ABORT:
@@ -34,8 +42,8 @@ class Pause:
         RETRACT. REQUIRES: a pause is in force, and no forward is in flight."""
         if self.mode is PauseMode.RETRACT:
             self._scheduler.retract_all()
-        holds = self._scheduler.running if self.mode is not PauseMode.KEEP else ()
-        return not holds and not self._scheduler.loading
+        rests = (Waiting, Active) if self.mode is PauseMode.KEEP else (Waiting,)
+        return all(isinstance(request.state, rests) for request in self._handover.requests)
 
     @property
     def requests(self) -> int:

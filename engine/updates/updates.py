@@ -9,8 +9,10 @@ Invariants:
    change with the names of states (weights_namespace.py), in one call between two steps. So no
    state of one version is ever found under another.
 2. A failed update changes nothing, and its own pause ends.
-3. A request that goes on over KV of before gives none of it to the tree.
-4. Each update and each pause is answered once. One update is in progress at a time.
+3. A pair's links of before are closed before the pause ends, so no transfer leads from one version
+   to another.
+4. A request that goes on over KV of before gives none of it to the tree.
+5. Each update and each pause is answered once. One update is in progress at a time.
 """
 
 import logging
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from threading import Thread
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.forward_stream import PlanStream
 from tasuki.engine.messages import START_VERSION, PauseMode
 from tasuki.engine.request import Active, Prefilling, Request
@@ -34,17 +37,22 @@ from tasuki.utils.system import name_this_thread
 
 log = logging.getLogger(__name__)
 
-UpdateInbox = m.PauseAnswers | m.ResumeAnswers | m.UpdateWeights
+UpdateInbox = m.PauseAnswers | m.ResumeAnswers | m.UpdateWeights | m.LinksClosed
+
+_MODES = {Role.PREFILL: frozenset({PauseMode.WAIT})}
+"""Modes in which an engine can pause, by its role; all in roles without an entry."""
 
 
 @dataclass
 class _Update:
     """An update in progress. staging: its weights, once they are checked. requests: number of
-    requests at the begin of its pause."""
+    requests at the begin of its pause. answer: for the time when links are closed; None before the
+    commit."""
 
     asked: m.UpdateWeights
     staging: Future[StagedWeights]
     requests: int = 0
+    answer: m.WeightsUpdated | None = None
 
 
 class Updates:
@@ -57,16 +65,18 @@ class Updates:
         tiers: LowerTiers | None,
         emit: m.Emit,
         staging: Staging | str,
+        role: Role = Role.FUSED,
     ) -> None:
-        """staging: what to stage weights with; a text: the reason for which this engine refuses
-        updates."""
+        """role: the engine's. staging: what to stage weights with; a text: the reason for which
+        this engine refuses updates."""
         self._cache = cache
         self._plans = plans
         self._handover = handover
         self._tiers = tiers
         self._emit = emit
         self._staging = staging
-        self._pause = Pause(scheduler, handover)
+        self._role = role
+        self._pause = Pause(scheduler, handover, _MODES.get(role, frozenset(PauseMode)))
         self._asked: PauseMode | None = None
         """The mode of a client's pause; None: a pause in force is an update's own."""
         self._unanswered: list[int] = []
@@ -98,6 +108,9 @@ class Updates:
                 self._emit(m.AnswersPaused(query_id, self._pause.requests))
             case m.UpdateWeights():
                 self._begin(message)
+            case m.LinksClosed():
+                if self._update is not None and self._update.answer is not None:
+                    self._over(self._update, self._update.answer)
 
     def _begin(self, asked: m.UpdateWeights) -> None:
         if isinstance(self._staging, str):
@@ -112,8 +125,11 @@ class Updates:
             Thread(target=_stage, args=work, name="tasuki-update", daemon=True).start()
 
     def _refuse(self, asked: m.UpdateWeights, kind: m.ErrorKind, reason: str) -> None:
+        self._emit(self._refusal(asked, kind, reason))
+
+    def _refusal(self, asked: m.UpdateWeights, kind: m.ErrorKind, reason: str) -> m.WeightsUpdated:
         error = m.RequestError(kind, f"{reason}; the weights are as before")
-        self._emit(m.WeightsUpdated(asked.query_id, self.version, error=error))
+        return m.WeightsUpdated(asked.query_id, self.version, error=error)
 
     def begin_staged(self) -> None:
         """Begin the pause of an update whose weights are staged now, or answer it if they are not
@@ -129,11 +145,10 @@ class Updates:
             return
         self._answer_pauses()
         update = self._update
-        if update is None or not update.staging.done():
+        if update is None or update.answer is not None or not update.staging.done():
             return
         if self._tiers is None or not self._tiers.is_busy:
             self._commit(update, update.staging.result())
-            self._over(update)
 
     def _is_staged(self, update: _Update) -> bool:
         """Return True if the update's weights are staged, with a pause in force. If they are not,
@@ -154,7 +169,8 @@ class Updates:
             self._emit(m.AnswersPaused(query_id, self._pause.requests))
         self._unanswered.clear()
 
-    def _over(self, update: _Update) -> None:
+    def _over(self, update: _Update, answer: m.WeightsUpdated) -> None:
+        self._emit(answer)
         self._update = None
         if self._asked is None:
             self._pause.end()
@@ -165,7 +181,7 @@ class Updates:
         try:
             self.name_weights(staged.digests)
         except OSError as error:
-            self._refuse(update.asked, m.ErrorKind.INTERNAL, str(error))
+            self._over(update, self._refusal(update.asked, m.ErrorKind.INTERNAL, str(error)))
             return
         staged.commit()
         version = update.asked.version or staged.digests.tensors[:16]
@@ -177,7 +193,12 @@ class Updates:
                 request.state.checkpoints.clear()
         self.version = version
         log.info("the weights are %s now, of %s", version, update.asked.folder)
-        self._emit(m.WeightsUpdated(update.asked.query_id, version, update.requests))
+        update.answer = m.WeightsUpdated(update.asked.query_id, version, update.requests)
+        if self._role is Role.FUSED:
+            self._over(update, update.answer)
+        else:
+            digests, names = staged.digests, self._cache.weights.prefix
+            self._emit(m.WeightsChanged(digests.files, digests.tensors, names))
 
     def name_begin(self, request: Request) -> None:
         """Record the version that draws the request's first token, unless it is the start's."""

@@ -153,7 +153,7 @@ class ClientFront:
     def routes(self, client: EngineClient) -> list[web.RouteDef]:
         return [
             *client_routes(client, self._served, self._config, self._responses),
-            *WeightHandlers(client, self._served).routes(),
+            *WeightHandlers(client, self._served.held).routes(),
         ]
 
     def workers(self, engine: EngineProcess, sockets: NodeSockets | None) -> NodeWorkers | None:

@@ -18,11 +18,13 @@ from typing import Any
 from aiohttp import web
 
 from tasuki.engine.messages import PauseMode
+from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import InvalidField
+from tasuki.server.http.access import http_caller
+from tasuki.server.http.bounded_reading import read_body
 
-from .generation import ServedModel
-from .request_fields import RequestFields
+from .request_fields import RequestFields, check_is_json, read_fields
 
 _MODES = {mode.value: mode for mode in PauseMode} | {"in_place": PauseMode.KEEP}
 PATHS = (
@@ -32,12 +34,14 @@ PATHS = (
 """Paths of these routes, all POST."""
 _LONGEST_NAME = 256
 _LONGEST_PATH = 4096
+_MOST_BODY_BYTES = 1 << 16
 
 
 class WeightHandlers:
-    def __init__(self, engine: EngineClient, model: ServedModel) -> None:
+    def __init__(self, engine: EngineClient, held: HeldBytes) -> None:
+        """held: counts the bytes of bodies."""
         self._engine = engine
-        self._model = model
+        self._held = held
 
     def routes(self) -> list[web.RouteDef]:
         handlers = (self.update, self.pause, self.resume, self.pause_by_query, self.resume)
@@ -83,8 +87,12 @@ class WeightHandlers:
         return web.json_response({"status": "resumed", "message": "requests run again"})
 
     async def _fields(self, request: web.Request) -> RequestFields:
-        with self._model.hold(request) as hold:
-            return await self._model.read(request, hold, lambda fields: fields)
+        check_is_json(request)
+        with self._held.hold(http_caller(request)) as hold:
+            body = await read_body(request, hold)
+            if len(body) > _MOST_BODY_BYTES:
+                raise InvalidField("body", f"has {len(body)} bytes, at most {_MOST_BODY_BYTES}")
+            return read_fields(body)
 
 
 def mode_of(name: str | None, default: PauseMode) -> PauseMode:
