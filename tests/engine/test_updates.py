@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tasuki.engine import messages as m
+from tasuki.engine.config import Role
 from tasuki.engine.messages import START_VERSION, PauseMode
 from tests.harness.engines import Lone, engine_config, prompt, submit
 from tests.harness.versions import Oracle, assert_drawn_by, update, updated, version
@@ -267,3 +268,20 @@ def test_a_version_without_a_name_is_named_by_its_tensors(lone: Lone, versions: 
     update(lone, versions.folders[START_VERSION], PauseMode.WAIT)
     assert update(lone, versions.folders["2"], PauseMode.WAIT).version == first
     assert len(first) == 16 and first != START_VERSION
+
+
+def test_a_pair_s_update_ends_once_its_links_are_closed(versions: Versions) -> None:
+    lone = Lone(engine_config(versions.folders[START_VERSION]), Role.DECODE)
+    lone.ask("before", PROMPTS["r0"], 3)
+    begin_staged(lone, versions.folders["2"], PauseMode.WAIT, "2")
+    lone.post(submit("later", PROMPTS["r0"], 3))
+    lone.run()
+    (changed,) = lone.all_said(m.WeightsChanged)
+    assert changed.names == lone.engine._cache.weights.prefix
+    assert not lone.all_said(m.WeightsUpdated) and not lone.tokens("later")
+    lone.post(m.LinksClosed())
+    lone.run()
+    assert [each.version for each in lone.all_said(m.WeightsUpdated)] == ["2"]
+    assert_drawn_by(lone, "later", PROMPTS["r0"], versions.oracles)
+    assert lone.hit("later").usable_tokens == 0
+    lone.assert_at_rest()
