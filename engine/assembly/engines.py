@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from tasuki.engine.config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError, Role
 from tasuki.engine.engine import Compute, Engine, EngineSizes, MakeHandover, Memory
 from tasuki.engine.handover.decode_side import DecodeHandover
@@ -41,13 +39,13 @@ from tasuki.engine.tiers.host_memory import available_bytes
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
-from tasuki.engine.updates.staging import Staging
+from tasuki.engine.updates.staging import Stages, Staging, answers_soundly
 from tasuki.model.families.loading import build_model, load_weights
 from tasuki.model.families.registry import family_of
 from tasuki.model.protocol import GpuModel, Model
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops
-from tasuki.model.weights.layers import Weights, tensors
+from tasuki.model.weights.layers import Weights
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.utils.logs import Progress, no_progress
@@ -55,7 +53,7 @@ from tasuki.utils.signatures import Notice
 
 from .memory_plan import max_batch
 from .parts import EngineParts, asked_model, assembly_of
-from .towers import build_tower
+from .towers import keeps_tower
 
 log = logging.getLogger(__name__)
 
@@ -229,37 +227,27 @@ def _assemble(
     )
 
 
-def build_staging(config: EngineConfig, parts: EngineParts) -> Staging | str:
+def build_staging(config: EngineConfig, parts: EngineParts) -> Stages | str:
     """Return what the engine stages new weights with; the reason if it takes none, as yet."""
-    if parts.ranks is not None:
-        return "weights change on a node of one rank only, as yet: restart this node"
-    device = parts.arena.bytes.device
-    if device.type != "cpu":
+    if parts.arena.bytes.device.type != "cpu":
         return "weights change on a CPU only, as yet: restart this node"
+    if parts.staging is not None:
+        return parts.staging
     model, dtype = parts.model_config, parts.model.weights.dtype
-
-    def read(folder: str) -> Weights:
-        return load_weights(folder, model, dtype)
 
     def build(weights: Weights) -> Model:
         return build_model(model, weights, assembly_of(config, model, weights, parts.sight))
 
-    def keeps_tower(folder: str) -> bool:
-        found = None if parts.tower is None else build_tower(replace(config, model=folder), device)
-        if parts.tower is None or found is None:
-            return True
-        pairs = zip(tensors(parts.tower.weights), tensors(found.weights), strict=True)
-        return all(torch.equal(ours, theirs) for ours, theirs in pairs)
-
     return Staging(
         parts.model,
-        parts.layout,
+        model,
         lambda folder: asked_model(replace(config, model=folder)),
-        read,
+        lambda folder: load_weights(folder, model, dtype),
         build,
         lambda folder: digests_of_weights(folder, config.disk_cache),
         available_bytes,
-        keeps_tower,
+        partial(keeps_tower, config, parts.tower),
+        partial(answers_soundly, layout=parts.layout),
     )
 
 

@@ -40,6 +40,7 @@ from tasuki.engine.tiers.tier import (
     Copier,
     TierPrices,
 )
+from tasuki.engine.updates.staging import Stages
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
 from tasuki.model.drafts import DraftHead, draft_ids
@@ -89,7 +90,7 @@ class EngineParts:
     shared: the memory of all ranks' arenas, on a node with hand-overs. collectives: this rank's
     exchanges with the others. tower: the vision tower; None: no rows of pictures are computed here.
     sight: reads and places pictures; None: prompts have none. rows: the exchange of pictures' rows
-    with the other ranks; None for one rank.
+    with the other ranks; None for one rank. staging: stages weights on all ranks; None for one.
     """
 
     model_config: ModelConfig
@@ -114,6 +115,7 @@ class EngineParts:
     tower: VisionTower | None = None
     sight: Sight | None = None
     rows: GlooCollectives | None = None
+    staging: Stages | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:

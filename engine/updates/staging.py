@@ -11,6 +11,7 @@ shapes of all tensors, their dtypes and layouts, and finite logits of a short fo
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 
 _TRIAL_TOKENS = PAGE_TOKENS // 2
 _TRIAL_SLABS = 4
+_WIDE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 GIB = 2**30
 
 
@@ -34,24 +36,44 @@ class UpdateRefused(ValueError):
     fix."""
 
 
+class Staged(Protocol):
+    """Checked weights, ready for a commit."""
+
+    @property
+    def digests(self) -> WeightsDigests: ...
+
+    def commit(self) -> None:
+        """Put the weights in the place of those in use. REQUIRES: no forward is in flight."""
+
+
+class Stages(Protocol):
+    """What an engine stages weights with, on one rank or several."""
+
+    def stage(self, folder: str) -> Staged:
+        """Read and check the folder's weights. Raises UpdateRefused, WeightsError,
+        ModelConfigError."""
+
+
 @dataclass(frozen=True)
 class Staging:
-    """What an engine stages weights with.
+    """What one rank stages weights with.
 
-    model: the model in use. layout: of its arena. read_config: returns the config of a folder, with
-    the engine's settings. read_weights: returns its weights. build: returns a model over weights.
-    digests: returns both digests of a folder. available: returns the bytes of unused memory.
-    keeps_tower: returns True if a folder has the vision tower in use, or none at all.
+    model: the model in use; of one rank if there are several. config: the whole model's.
+    read_config: returns the config of a folder, with the engine's settings. read_weights: returns
+    its weights. build: returns a model over weights. digests: returns both digests of a folder.
+    available: returns the bytes of unused memory. keeps_tower: returns True if a folder has the
+    vision tower in use, or none at all. is_sound: returns True if a model's results are finite.
     """
 
     model: Model
-    layout: CacheLayout
+    config: ModelConfig
     read_config: Callable[[str], ModelConfig]
     read_weights: Callable[[str], Weights]
     build: Callable[[Weights], Model]
     digests: Callable[[str], WeightsDigests]
     available: Callable[[], int]
     keeps_tower: Callable[[str], bool]
+    is_sound: Callable[[Model], bool]
 
     @property
     def staged_bytes(self) -> int:
@@ -77,7 +99,11 @@ class Staging:
         self._check_tensors(folder, model)
         if not self.keeps_tower(folder):
             raise UpdateRefused(f"{folder} has another vision tower: restart the node with it")
-        self._try(folder, model)
+        if not self.is_sound(model):
+            raise UpdateRefused(
+                f"{folder}: its weights or their logits are NaN or infinite: check them, and the "
+                "node's --dtype"
+            )
         if written(folder) != before:
             raise UpdateRefused(
                 f"{folder} was written to while it was read: rename a complete folder into place"
@@ -86,10 +112,10 @@ class Staging:
 
     def _check_config(self, folder: str) -> None:
         theirs = self.read_config(folder)
-        if theirs != self.model.config:
+        if theirs != self.config:
             raise UpdateRefused(
                 f"{folder}/config.json describes another model, {theirs.constants}, than the one "
-                f"in use, {self.model.config.constants}: restart the node with it"
+                f"in use, {self.config.constants}: restart the node with it"
             )
 
     def _check_tensors(self, folder: str, model: Model) -> None:
@@ -101,25 +127,28 @@ class Staging:
                 "tensor has another dtype: convert the folder, or restart the node with it"
             )
 
-    def _try(self, folder: str, model: Model) -> None:
-        """Raise UpdateRefused if a short forward has logits that are not finite."""
-        arena = Arena(self.layout, _TRIAL_SLABS)
-        arena.bytes.zero_()
-        per_slab = self.layout.blocks_per_slab
-        vocab = model.config.vocab
-        tokens = [7919 * place % vocab for place in range(_TRIAL_TOKENS)]
-        prompt = SequenceSlice(tokens, 0, [(_TRIAL_SLABS - 1) * per_slab], 0, 1)
-        logits = model.forward(Batch.pack([prompt]), arena, NullHooks())
-        if not torch.isfinite(logits).all():
-            raise UpdateRefused(
-                f"{folder}: its weights give logits that are NaN or infinite: check them, and the "
-                "node's --dtype"
-            )
+
+def answers_soundly(model: Model, layout: CacheLayout) -> bool:
+    """Return True if a short forward has finite logits. layout: of the model's arena."""
+    arena = Arena(layout, _TRIAL_SLABS)
+    arena.bytes.zero_()
+    tokens = [7919 * place % model.config.vocab for place in range(_TRIAL_TOKENS)]
+    prompt = SequenceSlice(tokens, 0, [(_TRIAL_SLABS - 1) * layout.blocks_per_slab], 0, 1)
+    logits = model.forward(Batch.pack([prompt]), arena, NullHooks())
+    return bool(torch.isfinite(logits).all())
+
+
+def has_finite_weights(model: Model) -> bool:
+    """Return True if all weights in wide dtypes are finite. For a rank, which runs no forward
+    without the others."""
+    wide = (tensor for tensor in held(model) if tensor.dtype in _WIDE)
+    return all(bool(torch.isfinite(tensor).all()) for tensor in wide)
 
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Checked weights of a model beside those in use. in_use, staged: models over both."""
+    """Checked weights of a model beside those in use. Implements Staged. in_use, staged: models
+    over both."""
 
     digests: WeightsDigests
     in_use: Model

@@ -29,7 +29,7 @@ from tasuki.engine.roles.base import Handover
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.engine.updates.pause import Pause
-from tasuki.engine.updates.staging import StagedWeights, Staging
+from tasuki.engine.updates.staging import Staged, Stages
 from tasuki.model.weights.tensor_tree import WeightsDigests
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.pycache.weights_namespace import WeightsNamespace
@@ -50,7 +50,7 @@ class _Update:
     commit."""
 
     asked: m.UpdateWeights
-    staging: Future[StagedWeights]
+    staging: Future[Staged]
     requests: int = 0
     answer: m.WeightsUpdated | None = None
 
@@ -64,7 +64,7 @@ class Updates:
         handover: Handover,
         tiers: LowerTiers | None,
         emit: m.Emit,
-        staging: Staging | str,
+        staging: Stages | str,
         role: Role = Role.FUSED,
     ) -> None:
         """role: the engine's. staging: what to stage weights with; a text: the reason for which
@@ -119,7 +119,7 @@ class Updates:
             reason = "an update is in progress: ask again when it is answered"
             self._refuse(asked, m.ErrorKind.OVERLOADED, reason)
         else:
-            staged: Future[StagedWeights] = Future()
+            staged: Future[Staged] = Future()
             self._update = _Update(asked, staged)
             work = (self._staging, asked.folder, staged)
             Thread(target=_stage, args=work, name="tasuki-update", daemon=True).start()
@@ -175,7 +175,7 @@ class Updates:
         if self._asked is None:
             self._pause.end()
 
-    def _commit(self, update: _Update, staged: StagedWeights) -> None:
+    def _commit(self, update: _Update, staged: Staged) -> None:
         # A state after accepted drafts is stored by the weights that computed them.
         self._plans.fold_now()
         try:
@@ -213,7 +213,7 @@ class Updates:
         self._cache.change_weights(WeightsNamespace.of(digests.tensors))
 
 
-def _stage(staging: Staging, folder: str, staged: "Future[StagedWeights]") -> None:
+def _stage(staging: Stages, folder: str, staged: "Future[Staged]") -> None:
     name_this_thread()
     try:
         found = staging.stage(folder)

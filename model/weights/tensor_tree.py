@@ -32,6 +32,10 @@ class WeightsDigests:
     tensors: str
 
 
+NO_DIGESTS = WeightsDigests("", "")
+"""For weights whose digests another rank knows."""
+
+
 def tensors_digest(directory: Path | str) -> str:
     """Return the root (hex) of the folder's tensors, those of draft layer and vision tower too.
     Every byte is read. Raises WeightsError."""
