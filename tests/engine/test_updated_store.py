@@ -15,7 +15,7 @@ from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.model.weights.tensor_tree import WeightsDigests
 from tests.harness.engines import alone, prompt, submit, tiny_parts
 from tests.harness.s3_server import S3Server, running_s3
-from tests.harness.tiers import TieredEngine
+from tests.harness.tiers import FaultyDisk, TieredEngine
 from tests.harness.waiting import ManualClock
 
 FIRST, SECOND = (WeightsDigests(name, name * 64) for name in "12")
@@ -28,6 +28,7 @@ KEPT = 601
 @pytest.fixture(autouse=True)
 def near_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasuki.engine.assembly.parts.REMOTE_LINK", CPU_LINK)
+    monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,34 @@ def test_weights_that_come_back_find_their_own_states_alone(folders: Folders) ->
         assert answer(node, "second", NEXT, 4) == 0
         node.lone.engine.updates.name_weights(FIRST)
         assert answer(node, "first", NEXT, 4) == KEPT
+
+
+@contextmanager
+def on_disk(folder: Path) -> Iterator[TieredEngine]:
+    """Run a node with a disk, which starts with FIRST."""
+    disk = FaultyDisk(folder, tiny_parts(slabs=2).layout, 400).memory()
+    node = TieredEngine(slabs=40, host_slabs=60, disk=disk)
+    yield node
+    node.lone.run()
+    node.lone.assert_at_rest()
+    node.close()
+
+
+def test_a_restart_finds_states_on_its_disk_under_their_own_weights(tmp_path: Path) -> None:
+    with on_disk(tmp_path) as node:
+        node.lone.ask("first", PROMPT, 2)
+        node.lone.engine.updates.name_weights(SECOND)
+        node.lone.ask("second", PROMPT, 2)
+        assert node.lone.hit("second").usable_tokens == 0
+    with on_disk(tmp_path) as node:
+        for name, weights in (("first", None), ("second", SECOND)):
+            if weights is not None:
+                node.lone.engine.updates.name_weights(weights)
+            assert node.lone.ask(name, NEXT, 4) == alone(NEXT, 4)
+            assert node.lone.hit(name).loaded == {"disk": KEPT}
+        node.lone.engine.updates.name_weights(FIRST)
+        node.lone.ask("named anew", NEXT, 4)
+        assert node.lone.hit("named anew").usable_tokens == 0
 
 
 def test_a_lookup_before_an_update_brings_nothing_after_it(folders: Folders) -> None:
