@@ -2,7 +2,9 @@
 found, and a failed update changes nothing."""
 
 import json
+import math
 import random
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,27 +132,37 @@ def test_mixed_states_are_found_under_no_version(versions: Versions, steps: int)
     lone.assert_at_rest()
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_fifty_updates_under_load_serve_nothing_stale(versions: Versions, seed: int) -> None:
-    """Names of versions return, so states of before come back too."""
-    draws = random.Random(seed)
+@pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.slow)])
+def test_updates_under_load_serve_nothing_stale(versions: Versions, count: int) -> None:
+    """Names of versions return, so states of before come back too. Memory stays."""
+    draws, held = random.Random(count), math.inf
     lone = Lone(engine_config(versions.folders[START_VERSION], host_cache_gib=0.02))
     asked: dict[str, list[int]] = {}
     now = START_VERSION
-    for number in range(50):
+    for number in range(count):
         for place in range(draws.randint(0, 2)):
             name = f"{number}-{place}"
             asked[name] = PROMPTS[draws.choice(list(PROMPTS))]
-            lone.post(submit(name, asked[name], draws.randint(1, 6)))
+            forks = (m.Fork(m.RequestId(f"{name}-fork"), 1),) if draws.random() < 0.3 else ()
+            asked |= {fork.request_id: asked[name] for fork in forks}
+            lone.post(submit(name, asked[name], draws.randint(1, 6), forks=forks))
         lone.steps(draws.randint(0, 6))
         now = "2" if now == START_VERSION else START_VERSION
         mode = draws.choice([PauseMode.RETRACT, PauseMode.WAIT, PauseMode.ABORT])
         assert update(lone, versions.folders[now], mode, now).error is None
+        if number == 20:
+            held = resident_mib()
+    assert resident_mib() < held + 100
     lone.run()
     for name, tokens in asked.items():
         assert_drawn_by(lone, name, tokens, versions.oracles)
     lone.assert_at_rest()
     lone.engine.close()
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
 
 
 def changed(folder: Path, source: Path, name: str, change: "torch.Tensor | None") -> Path:
