@@ -59,11 +59,15 @@ def cached(body: dict[str, Any]) -> int:
     return int(body["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
+APART = ("--engine-process", "process", "--front-workers", "2")
+
+
+@pytest.mark.parametrize("more", [(), pytest.param(APART, marks=pytest.mark.slow)])
 def test_a_node_answers_as_one_started_with_the_new_folder(
-    start: Any, folders: tuple[Path, Path]
+    start: Any, folders: tuple[Path, Path], more: tuple[str, ...]
 ) -> None:
     first, second = folders
-    node, fresh = start(first), start(second)
+    node, fresh = start(first, *more), start(second)
     before = complete(node)
     assert "metadata" not in before and cached(complete(node)) > 0
     status, said = post(node, PATHS[0], model_path=str(second), weight_version="step-2")
