@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar, get_args
 from tasuki.engine import messages as m
 from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import PackedEvents, PackedTree
+from tasuki.pycache.weights_namespace import START, WeightsNamespace
 from tasuki.server.auth.callers import ANYBODY, Caller
 from tasuki.server.auth.limits import CallerLimits, media_bytes
 from tasuki.server.auth.tenants import ANONYMOUS, RequestContext, visible_end, visible_evictions
@@ -208,6 +209,8 @@ class EngineClient:
         self._turn = SinkTurn(loop)
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count(1)
+        self.weights = START
+        """Namespace of the salts under which the engine's tree names its states."""
         self._lost: m.RequestError | None = None
         self._retires = False
         self.http_address = ""
@@ -444,9 +447,11 @@ class EngineClient:
         self, folder: str, mode: m.PauseMode, version: str
     ) -> m.WeightsUpdated:
         """Replace the weights, all or none, as UpdateWeights does. Return its answer."""
-        return await self._query(
+        done = await self._query(
             m.WeightsUpdated, lambda query: m.UpdateWeights(query, folder, mode, version)
         )
+        self.weights = WeightsNamespace(done.names)
+        return done
 
     async def tree(
         self,

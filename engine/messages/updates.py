@@ -56,10 +56,12 @@ class AnswersPaused(Message):
 
 class WeightsUpdated(Message):
     """The answer to UpdateWeights. error: why the weights are as before; None: they are updated.
-    version: of the weights in use. requests: number of those paused by the update."""
+    version: of the weights in use. names: beginning of the salts under which the tree names their
+    states. requests: number of those paused by the update."""
 
     query_id: int
     version: str
+    names: bytes
     requests: int = 0
     error: RequestError | None = None
 

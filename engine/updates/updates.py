@@ -129,7 +129,8 @@ class Updates:
 
     def _refusal(self, asked: m.UpdateWeights, kind: m.ErrorKind, reason: str) -> m.WeightsUpdated:
         error = m.RequestError(kind, f"{reason}; the weights are as before")
-        return m.WeightsUpdated(asked.query_id, self.version, error=error)
+        names = self._cache.weights.prefix
+        return m.WeightsUpdated(asked.query_id, self.version, names, error=error)
 
     def begin_staged(self) -> None:
         """Begin the pause of an update whose weights are staged now, or answer it if they are not
@@ -193,11 +194,12 @@ class Updates:
                 request.state.checkpoints.clear()
         self.version = version
         log.info("the weights are %s now, of %s", version, update.asked.folder)
-        update.answer = m.WeightsUpdated(update.asked.query_id, version, update.requests)
+        names = self._cache.weights.prefix
+        update.answer = m.WeightsUpdated(update.asked.query_id, version, names, update.requests)
         if self._role is Role.FUSED:
             self._over(update, update.answer)
         else:
-            digests, names = staged.digests, self._cache.weights.prefix
+            digests = staged.digests
             self._emit(m.WeightsChanged(digests.files, digests.tensors, names))
 
     def name_begin(self, request: Request) -> None:
