@@ -78,6 +78,7 @@ class BenchConfig:
         ("", "fp8"),
     )
     step_activations: str = option("auto", "as of tasuki serve", ("auto", "bf16", "fp8"))
+    attention_split: str = option("auto", "as of tasuki serve", ("auto", "shares", "spans"))
     tensor_parallel: int = option(
         1, "measure so many ranks too, a GPU each, in the same run as one", aliases=("--tp-size",)
     )
@@ -183,6 +184,7 @@ class BenchConfig:
             dtype=self.dtype,
             ssm_dtype=self.ssm_dtype,
             step_activations=self.step_activations,
+            attention_split=self.attention_split,
             arena_mib=arena_mib,
             max_batch=self.max_batch,
             prefill_chunk_tokens=self.prefill_chunk_tokens,

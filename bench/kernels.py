@@ -19,6 +19,7 @@ FAMILIES = (
     "gdn",
     "gdn_drafts",
     "attention",
+    "shared_prefix",
     "products",
     "elementwise",
     "slots",

@@ -32,6 +32,7 @@ from tasuki.bench.load.node_main import FREE, RANDOM
 from tasuki.bench.load.node_process import NodeProcess, node_process
 from tasuki.bench.load.serving_config import Kind, ServingConfig
 from tasuki.bench.load.serving_report import ServingReport
+from tasuki.bench.load.session_figures import session_figures
 from tasuki.model.families.registry import config_of, published
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.flags import parse_config
@@ -116,7 +117,16 @@ def _fused(config: ServingConfig, folder: Path) -> tuple[list[Answer], Window, N
 
 
 def _agents(config: ServingConfig, folder: Path) -> Figures:
-    return run_figures(*_fused(config, folder))
+    answers, window, node = _fused(config, folder)
+    return run_figures(answers, window, node) | _of_sessions(config, answers, window, node)
+
+
+def _of_sessions(
+    config: ServingConfig, answers: Sequence[Answer], window: Window, node: NodeWindow
+) -> Figures:
+    """Return the figures of growing sessions; none of other loads."""
+    gpus = config.gpus or config.nodes
+    return session_figures(answers, window, node, gpus) if config.grows else {}
 
 
 def _pair(config: ServingConfig, folder: Path) -> Figures:
@@ -129,6 +139,7 @@ def _pair(config: ServingConfig, folder: Path) -> Figures:
         nodes = [decode, prefill]
         answers, window, (front, behind) = _measured(config, config.load, decode, nodes)
     figures = run_figures(answers, window, front) | handover_figures(behind, front)
+    figures |= _of_sessions(config, answers, window, front)
     return figures | {"prefill_node": node_figures(behind, figures["tokens"])}
 
 
@@ -173,9 +184,9 @@ def _measured(
 
 
 def _warm_up(config: ServingConfig, front: NodeProcess) -> None:
-    """Send the agents' common prefix to the node before measuring, if configured. Raises
-    BenchError."""
-    if not config.kind.has_agents or not config.warm:
+    """Send the agents' common prefix to the node before measuring, if configured. Growing sessions
+    have none. Raises BenchError."""
+    if not config.kind.has_agents or config.grows or not config.warm:
         return
     load = WarmUp(config.agents_load, config.warm)
     with _clients(config, load, front) as asking:
@@ -191,7 +202,13 @@ def _warm_up(config: ServingConfig, front: NodeProcess) -> None:
 def _clients(config: ServingConfig, load: Load, front: NodeProcess) -> Iterator[Clients]:
     address = front.http if config.protocol == "http" else front.address
     target = Target(
-        config.protocol, address, _shape(config)["vocab_size"], config.free_model, config.patience
+        config.protocol,
+        address,
+        _shape(config)["vocab_size"],
+        config.free_model,
+        config.patience,
+        # Scripted answers are drawn by noise alone.
+        temperature=1.0 if config.drafts else 0.0,
     )
     with clients(target, load, config.clients, config.max_seconds) as asking:
         yield asking
@@ -204,6 +221,10 @@ def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterato
     if not model.exists():
         write_model_folder(model, _shape(config))
     own = ["--weights", FREE if config.free_model else RANDOM]
+    if config.quantization:
+        own += ["--quantization", config.quantization]
+    if config.drafts:
+        own += ["--accept", config.scripted]
     if config.step_ms:
         own += ["--step-ms", f"{config.step_ms}", "--row-us", f"{config.row_us}"]
         own += ["--token-us", f"{config.token_us}"]
@@ -212,6 +233,8 @@ def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterato
     # The folder has no weights, and a node with a separate engine process would search it for a
     # draft layer.
     flags += ["--draft-layer", "off"]
+    if config.drafts:
+        flags += ["--speculate", "mtp", "--draft-tokens", str(config.drafts)]
     if config.free_model:
         flags += ["--arena-mib", str(_free_arena_mib(config))]
         flags += _AS_ON_A_GPU if role == "serve" else ()
@@ -221,7 +244,12 @@ def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterato
 
 
 def _shape(config: ServingConfig) -> dict[str, Any]:
-    return free_shape(config.kind.layers) if config.free_model else published(config.model)
+    if config.free_model:
+        return free_shape(config.kind.layers)
+    if Path(config.model).is_dir():
+        shape: dict[str, Any] = json.loads((Path(config.model) / "config.json").read_text())
+        return shape
+    return published(config.model)
 
 
 def _free_arena_mib(config: ServingConfig) -> int:

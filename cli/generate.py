@@ -43,6 +43,7 @@ class GenerateConfig:
     ignore_eos: bool = option(False, "end tokens do not stop an answer")
     arena_mib: int = option(512, "KV pages and state slots of each daemon, MiB")
     speculate: str = option("auto", "source of drafts", get_args(SpeculateName))
+    drafter: str = option("", "folder of a block drafter (DFlash) of the model")
     draft_tokens: int = option(4, "drafts of a step and answer at most")
     draft_count: str = option(
         "most",
@@ -87,6 +88,7 @@ class GenerateConfig:
             *("--kv-dtype", self.kv_dtype),
             *("--arena-mib", str(self.arena_mib)),
             *("--speculate", self.speculate),
+            *(("--drafter", self.drafter) if self.drafter else ()),
             *("--draft-tokens", str(self.draft_tokens)),
             *("--draft-count", self.draft_count),
         ]

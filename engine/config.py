@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from typing import ClassVar, Literal, get_args
 
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.pycache.parts import FP8_ROWS
 from tasuki.routing.node_choice import RouteName
 from tasuki.utils.options import LONGEST_SECONDS, Auto, Headings, MostAsked, option
@@ -34,7 +35,7 @@ class Role(Enum):
         return 1 if self is Role.PREFILL else 2
 
 
-SpeculateName = Literal["auto", "mtp", "tree", "mtp+tree", "prediction", "off"]
+SpeculateName = Literal["auto", "mtp", "tree", "mtp+tree", "block", "prediction", "off"]
 """Sources of draft tokens, by their names in the settings."""
 
 
@@ -80,7 +81,9 @@ class EngineConfig:
             "kv_dtype",
             "ssm_dtype",
             "step_activations",
+            "attention_split",
             "draft_layer",
+            "drafter",
             "vision",
             "ngram_table",
             "device",
@@ -134,11 +137,23 @@ class EngineConfig:
         "with prompts; equal on a pair",
         ("auto", "bf16", "fp8"),
     )
+    attention_split: str = option(
+        "auto",
+        "division of a step's keys on a GPU; auto: shares; spans: a page that rows share is read "
+        "for several at once, without drafts",
+        ("auto", "shares", "spans"),
+    )
     draft_layer: str = option(
         "auto",
         "cache of the draft layer (mtp.*); auto: if the checkpoint has one; off: no "
         "memory for it; equal on a pair",
         ("auto", "off"),
+    )
+    drafter: str | None = option(
+        None,
+        "folder of a block drafter (DFlash) of the model, in place of its draft layer; CPU only; "
+        "equal on a pair",
+        unit="DIR",
     )
     vision: str = option(
         "auto",
@@ -245,7 +260,7 @@ class EngineConfig:
     )
     speculate: str = option(
         "auto",
-        "source of drafts: prediction (the request's), mtp (draft layer), tree (cached "
+        "source of drafts: prediction (the request's), mtp (draft layer), block, tree (cached "
         "texts); auto: mtp if on a GPU",
         get_args(SpeculateName),
     )
@@ -313,6 +328,11 @@ class EngineConfig:
                 "and values in its dtype or as FP8 rows: leave --kv-dtype out, give --kv-dtype fp8 "
                 f"or --device cpu, not {self.device}"
             )
+        if self.attention_split == "spans" and self.device == "cpu":
+            raise EngineConfigError(
+                "attention_split is spans, and a CPU attends each row alone: leave "
+                "--attention-split out, or give --device cuda"
+            )
         if self.expert_parallel and self.tensor_parallel == 1:
             raise EngineConfigError(
                 "expert_parallel shares experts out among ranks: give --tensor-parallel too"
@@ -320,6 +340,7 @@ class EngineConfig:
         host = self.host_cache_gib
         if host is not None and not isinstance(host, Auto) and not 0 < host < float("inf"):
             raise EngineConfigError(f"host_cache_gib must be auto or above 0, not {host}")
+        self._check_drafter()
         self._check_disk()
         self._check_remote()
         for tier in ("disk", "remote"):
@@ -346,6 +367,31 @@ class EngineConfig:
             raise EngineConfigError(
                 "prefill_chunk_tokens must be a positive multiple of 64, "
                 f"not {self.prefill_chunk_tokens}"
+            )
+
+    def _check_drafter(self) -> None:
+        if self.drafter is None:
+            if self.drafts_by_block:
+                raise EngineConfigError(
+                    "speculate is block, and there is no drafter: give its folder with --drafter"
+                )
+            return
+        if self.drafter == "":
+            raise EngineConfigError("drafter is empty: give a folder, or leave it out")
+        if self.drafts_by_layer:
+            raise EngineConfigError(
+                f"speculate is {self.speculate}, and a drafter takes the draft layer's place: give "
+                "--speculate block, or leave --drafter out"
+            )
+        if self.device.split(":")[0] != "cpu":
+            raise EngineConfigError(
+                f"device is {self.device}, for which block drafters have no kernels, as yet: give "
+                "--device cpu, or leave --drafter out"
+            )
+        if self.tensor_parallel > 1:
+            raise EngineConfigError(
+                f"tensor_parallel is {self.tensor_parallel}, and a block drafter runs on one rank, "
+                "as yet: give --tensor-parallel 1, or leave --drafter out"
             )
 
     def _check_disk(self) -> None:
@@ -402,10 +448,17 @@ class EngineConfig:
         """Return `step_activations` with auto resolved, as the contract names it."""
         return "bf16" if self.step_activations == "auto" else self.step_activations
 
+    @property
+    def divided_keys(self) -> AttentionSplit:
+        """Return `attention_split` with auto resolved."""
+        return AttentionSplit("shares" if self.attention_split == "auto" else self.attention_split)
+
     def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
-        """Return the config with `speculate` resolved. With `auto`, a GPU without tensor
-        parallelism uses the model's draft layer, if the arena has one. Otherwise a GPU reserves no
-        memory for drafts."""
+        """Return the config with `speculate` resolved. With `auto`, a block drafter is used if
+        there is one. Without, a GPU without tensor parallelism uses the model's draft layer, if the
+        arena has one. Otherwise a GPU reserves no memory for drafts."""
+        if self.speculate == "auto" and self.drafter is not None:
+            return replace(self, speculate="block")
         layer = on_gpu and draft_layers and self.tensor_parallel == 1
         return replace(self, speculate="mtp") if self.speculate == "auto" and layer else self
 
@@ -413,6 +466,16 @@ class EngineConfig:
     def drafts_by_layer(self) -> bool:
         """Return True if the model's own draft layer proposes tokens."""
         return "mtp" in self.speculate.split("+")
+
+    @property
+    def drafts_by_block(self) -> bool:
+        """Return True if a block drafter proposes tokens."""
+        return self.speculate == "block"
+
+    @property
+    def served_draft_layer(self) -> str:
+        """Return `draft_layer`, and off with a block drafter: pages have entries of one of them."""
+        return self.draft_layer if self.drafter is None else "off"
 
     @property
     def drafts_from_tree(self) -> bool:

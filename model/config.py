@@ -12,6 +12,7 @@ from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayoutField
 from tasuki.pycache.parts import Heads, LayerCache, Part, Segments, Whole
 
 from .config_json import Yarn
+from .drafter_shape import DrafterShape
 from .layer_kind import LayerKind
 
 
@@ -44,10 +45,11 @@ class MoeShape:
 class ModelConfig(ABC):
     """Shape of a model of any family. Sizes count elements; norm_eps is as published; eos_ids are
     ascending. max_position: tokens of the longest context. draft_layers: number of draft layers
-    served, 0 or 1. It does not follow the checkpoint: load_config() sets it to 0. head_rows: the
-    range of the vocabulary with logits computed on this rank; None: all. head_block: number of head
-    rows with one common scale; no rank has only a part of such a block. With several ranks, heads
-    and widths are this rank's own (weights/shard.py)."""
+    served, 0 or 1. It does not follow the checkpoint: load_config() sets it to 0. drafter: shape of
+    the block drafter beside the model; None: none. head_rows: the range of the vocabulary with
+    logits computed on this rank; None: all. head_block: number of head rows with one common scale;
+    no rank has only a part of such a block. With several ranks, heads and widths are this rank's
+    own (weights/shard.py)."""
 
     model_type: str
     vocab: int
@@ -57,6 +59,7 @@ class ModelConfig(ABC):
     max_position: int
     eos_ids: tuple[int, ...]
     draft_layers: int = 0
+    drafter: DrafterShape | None = None
     head_rows: range | None = None
     head_block: int = 1
 
@@ -72,9 +75,19 @@ class ModelConfig(ABC):
         cache's layout. Two nodes compare their texts."""
 
     @abstractmethod
-    def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
-        """Return the cache layout for this model. The three dtypes are names known to
+    def own_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
+        """Return the cache layout of the model's own layers. The three dtypes are names known to
         `pycache.parts.itemsize`."""
+
+    def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
+        """Return the cache layout for this model: its own layers, then a block drafter's."""
+        own = self.own_layout(kv_dtype, conv_dtype, ssm_dtype)
+        return own if self.drafter is None else self.drafter.behind(own, kv_dtype)
+
+    @property
+    def stream_width(self) -> int:
+        """Return the width of the residual stream of a token."""
+        return self.hidden
 
     @property
     def ids_before(self) -> int:
@@ -91,7 +104,8 @@ class ModelConfig(ABC):
 class DeltaNetConfig(ModelConfig):
     """Shape of a model of Gated DeltaNet (GDN) and gated full-attention layers. rope_theta is as
     published. yarn: YaRN settings, which stretch max_position; None: the trained rotary angles.
-    Invariant: at least one layer of each kind."""
+    first_value_head: number, among all ranks' value heads, of this rank's first one. Invariant: at
+    least one layer of each kind."""
 
     layer_kinds: tuple[LayerKind, ...]
     query_heads: int
@@ -106,6 +120,7 @@ class DeltaNetConfig(ModelConfig):
     value_dim: int
     conv_width: int
     feed_forward: DenseShape | MoeShape
+    first_value_head: int = 0
 
     @property
     def layers(self) -> int:
@@ -126,7 +141,7 @@ class DeltaNetConfig(ModelConfig):
         """Return the channels of a GDN layer's convolution: the width of its [q | k | v]."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
-    def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
+    def own_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
         # Keys and values of a page; channels [q | k | v] and matrix of a GDN layer; the last
         # token's final hidden state for a draft layer.
         keys, values = (self.key_heads, self.key_dim), (self.value_heads, self.value_dim)

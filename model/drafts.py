@@ -1,4 +1,4 @@
-"""Drafts by a model's draft layer: the tokens allowed, and the loop that drafts them.
+"""Drafts made by a model: the tokens allowed, and the loop of a draft layer.
 
 DraftHead: the tokens allowed as drafts, and their rows of the model's head. Tokens are sampled from
 the whole head, so any other token costs only a rejected draft. Tokenizers give the most frequent
@@ -8,13 +8,14 @@ Special, stop and tool tokens have the last ids and are needed as often.
 draft_tokens() drafts the tokens after the last sampled token, one after the other. It writes the
 entries at the drafts' positions; the forwards of those tokens overwrite them. A draft is sampled
 with the temperature and the noise of its position, as the model will sample there. So a likely
-token is a likely draft.
+token is a likely draft. A BlockModel drafts all tokens in one pass instead.
 """
 
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -118,9 +119,21 @@ class DraftStart:
     rope_delta: int = 0
 
 
+@runtime_checkable
+class BlockModel(Protocol):
+    """A model with a block drafter (drafter/model.py)."""
+
+    def draft_blocks(self, arena: Arena, starts: Sequence[DraftStart]) -> list[tuple[int, ...]]:
+        """Draft each start's tokens in one pass, and return them in order. Nothing is written.
+        REQUIRES: the pages of all tokens before a start are written; a count is at least 1."""
+
+
 @torch.inference_mode()
 def draft_tokens(model: Model, arena: Arena, starts: Sequence[DraftStart]) -> list[tuple[int, ...]]:
-    """Draft tokens with the draft layer, and return each start's drafts in order."""
+    """Draft tokens with the model's block drafter or draft layer, and return each start's drafts in
+    order."""
+    if isinstance(model, BlockModel):
+        return model.draft_blocks(arena, starts)
     found: list[list[int]] = [[] for _ in starts]
     hidden = {place: start.hidden for place, start in enumerate(starts)}
     for step in range(max((start.count for start in starts), default=0)):

@@ -21,6 +21,7 @@ from enum import Enum
 from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -241,9 +242,12 @@ class Batch:
         def ints(values: object) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
 
+        # A prompt waits for this on the host, so no Python number is made for a token.
+        tokens = np.concatenate([np.asarray(item.token_ids, dtype=np.int64) for item in slices])
+        positions = [torch.arange(item.start, item.start + len(item.token_ids)) for item in slices]
         return Batch(
-            token_ids=ints([token for item in slices for token in item.token_ids]),
-            positions=ints([item.start + i for item in slices for i in range(len(item.token_ids))]),
+            token_ids=torch.from_numpy(tokens).to(device),
+            positions=torch.cat(positions).to(device),
             cu_seqlens=torch.cat([ints([0]), ints(lengths).cumsum(0)]),
             context_lens=ints([item.start for item in slices]),
             page_table=ints(table),

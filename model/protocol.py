@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
+from tasuki.model.ops.attention.spans.groups import SpanGroups
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import Weights
@@ -18,6 +19,7 @@ from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
 from tasuki.utils.signatures import Notice
 
+from .attention_split import AttentionSplit
 from .config import ModelConfig
 from .forward import Batch, DecodeBatch, FoldRows, LayerHooks, VerifyBatch
 
@@ -110,6 +112,10 @@ class DecodeSteps(Protocol):
     """Decode steps with scratch memory of their own. All its calls use one stream. A CUDA graph may
     capture them."""
 
+    @property
+    def groups(self) -> SpanGroups | None:
+        """Return the memory for each step's plan of rows that share pages; None without spans."""
+
     def run(self, tokens: Tensor, batch: DecodeBatch, arena: Arena) -> StepResult:
         """Run one token [B] of each sequence through all layers, and write pages and slots, a draft
         layer's too."""
@@ -128,6 +134,10 @@ class VerifySteps(Protocol):
         """Return the most tokens of a row."""
 
     @property
+    def groups(self) -> SpanGroups | None:
+        """Return the memory for each step's plan, as in DecodeSteps."""
+
+    @property
     def hidden(self) -> Tensor | None:
         """Return the hidden states of the last step's tokens, [rows, tokens, width]; None without a
         draft layer."""
@@ -138,9 +148,10 @@ class VerifySteps(Protocol):
         """Store the states requested by the batch's folds. Then run tokens [B * T] through all
         layers. Pages are written, slots are not."""
 
-    def fold(self, turn: int, rows: FoldRows, arena: Arena) -> None:
+    def fold(self, turn: int, rows: FoldRows, starts: Tensor, arena: Arena) -> None:
         """Store the states after the accepted tokens of the last step. turn: index, 0 or 1, of the
-        buffer with its inputs."""
+        buffer with its inputs. starts: [n] int32, tokens before the accepted ones in each row's
+        sequence."""
 
 
 @runtime_checkable
@@ -171,11 +182,15 @@ class GpuModel(Model, Protocol):
     def run(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> ForwardResult:
         """Run a batch through all layers."""
 
-    def decode_steps(self, rows: int) -> DecodeSteps:
-        """Return decode steps of up to `rows` sequences."""
+    def decode_steps(self, rows: int, split: AttentionSplit = AttentionSplit.SHARES) -> DecodeSteps:
+        """Return decode steps of up to `rows` sequences. split: division of their keys; guesses
+        have shares."""
 
-    def verify_steps(self, rows: int, tokens: int) -> VerifySteps:
-        """Return steps of up to `rows` sequences with up to `tokens` tokens each."""
+    def verify_steps(
+        self, rows: int, tokens: int, split: AttentionSplit = AttentionSplit.SHARES
+    ) -> VerifySteps:
+        """Return steps of up to `rows` sequences with up to `tokens` tokens each. split: division
+        of their keys."""
 
 
 class GpuSizes(Protocol):

@@ -25,11 +25,12 @@ OVERFLOW_BYTES = 512 * 2**20
 class Stage:
     """The memory used by the cases. The arena has the 9B model's shape; its attention heads suffice
     for the other published shapes. slabs: the arena's size in slabs. kv: format of the page
-    content, a name of `CacheLayout`."""
+    content, a name of `CacheLayout`. states: dtype of recurrent states."""
 
     device: torch.device
     slabs: int
     kv: str = "bfloat16"
+    states: str = "float32"
 
     @cached_property
     def model(self) -> DeltaNetConfig:
@@ -37,7 +38,7 @@ class Stage:
 
     @cached_property
     def arena(self) -> Arena:
-        layout = self.model.cache_layout(self.kv, "bfloat16", "float32")
+        layout = self.model.cache_layout(self.kv, "bfloat16", self.states)
         arena = Arena(layout, self.slabs, self.device)
         if self.kv == FP8_ROWS:
             # Codes and scales below the values for NaN.

@@ -8,7 +8,8 @@ import torch
 
 from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.forward import Activations
-from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES
+from tasuki.model.quantise.source import QuantisedSource
 from tasuki.model.weights.kernel_layout import for_kernels
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix

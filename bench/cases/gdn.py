@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
@@ -17,25 +18,34 @@ from tasuki.model.weights.source import RandomSource
 from .case import Case, Stage, turns_to_overflow
 
 _SHARES = {32: 0.80, 128: 0.90, 256: 0.90, 512: 0.90}
+_BOTH = (64, 256)
+"""Rows measured with states of both dtypes."""
+_NAMES = {4: "fp32", 2: "bf16"}
+_POSITION = 2048
 
 
 def cases(stage: Stage) -> Iterator[Case]:
     weights = gdn_weights(stage)
-    for batch in (1, 8, 32, 128, 512):
+    for batch in (1, 8, 32, 128, 512, *_BOTH):
         for name, alternates in (("in place", False), ("slot to slot", True)):
             if batch * (1 + alternates) <= stage.slabs:
                 yield _decode(stage, weights, batch, name, alternates)
+    halves = replace(stage, states="bfloat16")
+    for batch in _BOTH:
+        if batch <= stage.slabs:
+            yield _decode(halves, weights, batch, "in place", False)
 
 
 def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates: bool) -> Case:
     config, arena = stage.model, stage.arena
-    state = batch * config.value_heads * config.value_dim * config.key_dim * 4
+    item = arena.views("ssm")[0].element_size()
+    state = batch * config.value_heads * config.value_dim * config.key_dim * item
     conv = batch * config.conv_channels * (config.conv_width - 1) * 2
     width = config.conv_channels + config.value_heads * (config.value_dim + 2)
     activations = 2 * batch * (width + config.value_heads * config.value_dim)
     count = turns_to_overflow(2 * state)
     projected = stage.random(batch, width)
-    rows = stage.rows(batch)
+    rows, positions = stage.rows(batch), stage.ints([_POSITION] * batch)
     turns: list[Work] = []
     for turn in range(count):
         layer = turn % len(arena.views("ssm"))
@@ -52,14 +62,16 @@ def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates
                 read,
                 write,
                 rows,
+                positions,
             )
         )
+    heads = f"{config.value_heads} value heads, {_NAMES[item]} state"
     return Case(
-        f"gdn decode, {config.value_heads} value heads, fp32 state, batch {batch}, {name}",
+        f"gdn decode, {heads}, batch {batch}, {name}",
         turns,
         bytes=2 * state + 2 * conv + activations,
-        captured={} if alternates else _fla(stage, batch, count),
-        share=_SHARES.get(batch),
+        captured={} if alternates or item == 2 else _fla(stage, batch, count),
+        share=None if item == 2 else _SHARES.get(batch),
         ratios={"fla fused_recurrent": 1.3} if batch >= 32 else {},
     )
 
@@ -83,6 +95,7 @@ def gdn_weights(stage: Stage) -> GdnWeights:
         dt_bias=source.read("dt_bias", (config.value_heads,), torch.float32),
         norm=source.read("linear_attn.norm.weight", (config.value_dim,), torch.float32),
         out_proj=none,
+        number=0,
     )
 
 

@@ -21,6 +21,8 @@ _TOKENS = 4
 _HELD = 3
 """Tokens of each sequence folded into its recurrent state by a step: about the number accepted at
 .80/.75/.72."""
+_FIRST = 2048
+"""Position of a row's first token."""
 _MOST = 1.15
 """Largest accepted ratio: the time of a step with drafts for its states over a plain step's."""
 
@@ -45,6 +47,7 @@ def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
         part.zero_()
     turn = stage.ints([0])
     counts, rows = stage.ints([_TOKENS] * batch), stage.rows(batch)
+    positions = stage.ints(list(range(_FIRST, _FIRST + _TOKENS)) * batch)
     held, places = stage.ints([_HELD] * batch), stage.ints(list(range(batch)))
     runs = [
         (slots(stage, batch, turn), slots(stage, batch, turn + 1))
@@ -53,7 +56,9 @@ def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
 
     def decode(read: Tensor, write: Tensor) -> list[Tensor]:
         return [
-            gdn_decode(projected[:batch], weights, config, *views, read, write, rows)
+            gdn_decode(
+                projected[:batch], weights, config, *views, read, write, rows, positions[:batch]
+            )
             for views in states
         ]
 
@@ -71,6 +76,7 @@ def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
                 write,
                 counts,
                 rows,
+                positions,
                 kept.layer(layer),
                 turn,
                 folds,

@@ -40,7 +40,9 @@ def _prefill(stage: Stage, weights: GdnWeights, count: int, tokens: int, marks: 
             range(count + sequence * (marks + 1), count + (sequence + 1) * (marks + 1))
         )
     ]
-    plan = plan_gdn_prefill([tokens] * count, list(range(count)), saves, stage.device)
+    starts = list(range(count)), saves, [0] * count
+    dtype = arena.views("ssm")[0].dtype
+    plan = plan_gdn_prefill([tokens] * count, *starts, dtype, stage.device)
     state = 4 * config.value_heads * config.value_dim * config.key_dim
     dim, states = config.key_dim, (arena.views("conv")[0], arena.views("ssm")[0])
     return Case(

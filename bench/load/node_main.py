@@ -8,7 +8,7 @@ are read.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +20,13 @@ from tasuki.bench.load.free.runner import FreeRunner, LayerTicks
 from tasuki.bench.load.free.step_cost import StepCost
 from tasuki.bench.load.free.tokens import NextToken, Repeated, next_token
 from tasuki.bench.measure.rig import random_parts
+from tasuki.bench.measure.scripted_drafts import Script, scripted
 from tasuki.decode_node import main as decode
 from tasuki.engine.assembly.parts import BuildParts, EngineParts, build_arena, build_parts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.runner.base import Runner
 from tasuki.model.families.registry import load_config
+from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.prefill_node import main as prefill
 from tasuki.server.daemon import fused
 from tasuki.transfer.chunks.chunk import StepCounter
@@ -41,6 +43,10 @@ class NodeConfig:
     weights: str = option(
         FREE, "none at all, drawn in the shape of --model, or read from it", (FREE, RANDOM, READ)
     )
+    quantization: str = option("", "format of drawn weights; none: plain", ("", *SERVED_ON_GPUS))
+    accept: str = option(
+        "", "answers of drawn weights known before, with drafts that hold so likely, one by one"
+    )
     step_ms: float = option(0.0, "of any forward of the free model; 0: none takes any time")
     row_us: float = option(0.0, "more for each sequence that decodes")
     token_us: float = option(0.0, "more for each prompt token")
@@ -55,7 +61,7 @@ class NodeConfig:
         if self.weights == READ:
             return build_parts
         return (
-            _drawn_parts
+            partial(drawn_parts, self.quantization, self.accept)
             if self.weights == RANDOM
             else partial(free_parts, self.cost, self.next_token)
         )
@@ -65,9 +71,19 @@ class NodeConfig:
         return Repeated.read(Path(self.answers)) if self.answers else next_token
 
 
-def _drawn_parts(config: EngineConfig, progress: Progress, role: Role) -> EngineParts:
+def drawn_parts(
+    quantization: str, accept: str, config: EngineConfig, progress: Progress, role: Role
+) -> EngineParts:
+    """Return all parts of an engine, with random weights. quantization: format of the weights;
+    empty: plain. accept: how likely drafts hold, as in `Script`; empty: no scripted drafts."""
     torch.set_num_threads(config.threads)
-    return random_parts(load_config(config.model), config, role)
+    model = load_config(config.model)
+    if not accept:
+        return random_parts(model, config, role, quantization)
+    # The folder has no weights to find a draft layer in.
+    model = replace(model, draft_layers=int(config.drafts_by_layer))
+    script = Script.parse(accept, config.draft_tokens)
+    return scripted(random_parts(model, config, role, quantization), config, script)
 
 
 def free_parts(

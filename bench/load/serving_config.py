@@ -2,15 +2,25 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
+from pathlib import Path
 
-from tasuki.bench.load.client.loads import Agents, Endless, Load, Streams
+from tasuki.bench.load.client.loads import Agents, Endless, GrowingSessions, Load, Streams
+from tasuki.bench.load.client.replies import alike, recorded_replies
+from tasuki.bench.load.client.session_shape import SessionShape
 from tasuki.bench.measure.results import OUT
+from tasuki.bench.measure.scripted_drafts import Script
 from tasuki.model.families.registry import published_names
+from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.utils.options import option
 
 _ENDLESS_ANSWER = 200_000
 _GROWTH = 10_000
 """Number of tokens an endless answer is assumed to have at the window's end."""
+_LIVES = 4
+"""Number of growing sessions, one after another, that a cost-free model's arena holds."""
+GOLDEN = ".93/.86/.825"
+"""Acceptance of drafts with 1.93, 2.73 and 3.39 tokens a step for one, two and three drafts."""
 
 
 class Kind(Enum):
@@ -35,7 +45,10 @@ class ServingConfig:
     free_model: bool = option(
         False, "a model that costs nothing and whose answers are known, on the CPU"
     )
-    model: str = option("9b", "without the free model: a published shape, weights drawn at random")
+    model: str = option(
+        "9b", "without the free model: a published shape or a config's folder, weights drawn"
+    )
+    quantization: str = option("", "format of drawn weights; none: plain", ("", *SERVED_ON_GPUS))
     protocol: str = option("http", "of the clients", ("http", "grpc"))
     pair: bool = option(False, "a prefill and a decode node, and sessions of agents")
     agents: bool = option(False, "sessions of agents on one node, to hold a pair against")
@@ -46,7 +59,7 @@ class ServingConfig:
     short: int = option(100, "prompt tokens of every other endless stream")
     long: int = option(10_000, "prompt tokens of the other ones")
     seconds: float | None = option(
-        None, "the window, from when all streams are admitted; not given: 10, endless 60"
+        None, "the window, from when all streams are admitted; not given: 10, endless or grown 60"
     )
     sessions: int = option(128, "agents at a time")
     turns: int = option(6, "of each agent")
@@ -54,6 +67,14 @@ class ServingConfig:
     turn_tokens: int = option(700, "new prompt tokens of a turn")
     turn_answer: int = option(150, "tokens of a turn's answer")
     warm: int = option(3, "how often the common prefix is asked for before; 0: cold")
+    input: int = option(0, "mean tokens of a prompt: agents in sessions that grow by turns")
+    output: int = option(400, "mean tokens of an answer, with --input")
+    reuse: float = option(0.9, "share of prompt tokens of a session's earlier turns, with --input")
+    replies: str = option("", "trace whose answers' lengths and pauses are played, with --input")
+    faster: float = option(1.0, "what the recorded times between turns are divided by")
+    drafts: int = option(0, "of a step, by the model's draft layer, that hold as --accept says")
+    accept: str = option("", f"how likely drafts hold, one by one; none: {GOLDEN}")
+    gpus: int | None = option(None, "of all nodes, for tokens a GPU; not given: one a node")
     step_ms: float = option(0.0, "that a forward of the free model takes; 0: none takes any time")
     row_us: float = option(55.0, "more for each sequence that decodes, where step_ms is given")
     token_us: float = option(24.0, "more for each prompt token, where step_ms is given")
@@ -70,12 +91,47 @@ class ServingConfig:
     def __post_init__(self) -> None:
         if self.pair + self.agents + self.endless > 1:
             raise ValueError("pair, agents and endless exclude each other: give one of them")
-        if not self.free_model and self.model not in published_names():
+        is_known = self.model in published_names() or Path(self.model).is_dir()
+        if not self.free_model and not is_known:
             known = ", ".join(published_names())
-            raise ValueError(f"model {self.model!r} is unknown: use one of {known}")
-        for name in ("streams", "prompt", "answer", "sessions", "turns", "clients"):
+            raise ValueError(f"model {self.model!r} is unknown: use a folder or one of {known}")
+        for name in ("streams", "prompt", "answer", "sessions", "turns", "clients", "output"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.free_model and self.quantization:
+            raise ValueError("the free model has no weights: leave out --quantization")
+        if self.grows:
+            self._check_growing()
+        elif self.replies:
+            raise ValueError("replies are of sessions that grow: give --input TOKENS as well")
+        if self.drafts:
+            self._check_drafts()
+        elif self.accept:
+            raise ValueError("accept is of drafts: give --drafts N as well")
+
+    def _check_growing(self) -> None:
+        if not self.kind.has_agents:
+            raise ValueError("input is of agents: give --agents or --pair as well")
+        if self.faster <= 0:
+            raise ValueError(f"faster must be above 0, not {self.faster:g}")
+        SessionShape.of(self.input, self.output, self.reuse)
+
+    def _check_drafts(self) -> None:
+        if self.free_model:
+            raise ValueError("the free model verifies no drafts: leave out --drafts")
+        if self.drafts < 0:
+            raise ValueError(f"drafts must be at least 0, not {self.drafts}")
+        Script.parse(self.scripted, self.drafts)
+
+    @property
+    def grows(self) -> bool:
+        """Return True if sessions have prompts of a mean length."""
+        return self.input != 0
+
+    @property
+    def scripted(self) -> str:
+        """Return how likely drafts hold, one by one; empty without drafts."""
+        return (self.accept or GOLDEN) if self.drafts else ""
 
     @property
     def kind(self) -> Kind:
@@ -88,13 +144,15 @@ class ServingConfig:
     @property
     def case(self) -> str:
         model = "free model" if self.free_model else f"{self.model} shapes"
-        return f"{self.load.sessions} {self.kind.value}, {self.protocol}, {model}"
+        grown = f" of {self.input}/{self.output} tokens" if self.grows else ""
+        return f"{self.load.sessions} {self.kind.value}{grown}, {self.protocol}, {model}"
 
-    @property
+    @cached_property
     def load(self) -> Load:
+        """Return the load. Raises ReplayError for a file without replies."""
         match self.kind:
             case Kind.AGENTS | Kind.PAIR:
-                return self.agents_load
+                return self._growing_load if self.grows else self.agents_load
             case Kind.ENDLESS:
                 return Endless(self.streams, self.short, self.long, _ENDLESS_ANSWER, self.seed)
             case Kind.STREAMS:
@@ -107,12 +165,27 @@ class ServingConfig:
         )
 
     @property
+    def _growing_load(self) -> GrowingSessions:
+        shape = SessionShape.of(self.input, self.output, self.reuse)
+        replies = alike(self.output)
+        if self.replies:
+            replies = recorded_replies(Path(self.replies), self.output, self.faster)
+        return GrowingSessions(self.sessions, shape, replies, self.seed)
+
+    @property
+    def nodes(self) -> int:
+        return 2 if self.pair else 1
+
+    @property
     def window_seconds(self) -> float:
-        return self.seconds or (60.0 if self.kind is Kind.ENDLESS else 10.0)
+        return self.seconds or (60.0 if self.kind is Kind.ENDLESS or self.grows else 10.0)
 
     @property
     def tokens_held(self) -> int:
         """Return the largest number of tokens held in the cache by all sessions together."""
+        if self.grows:
+            shape = SessionShape.of(self.input, self.output, self.reuse)
+            return _LIVES * self.sessions * shape.longest
         if self.kind.has_agents:
             grown = self.turns * (self.turn_tokens + self.turn_answer)
             return self.prefix + (self.sessions + self.warm) * grown

@@ -15,7 +15,6 @@ from itertools import chain, pairwise
 from statistics import median
 from typing import TypeVar
 
-from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import draft_limit
 from tasuki.engine.assembly.parts import (
     EngineParts,
@@ -25,7 +24,6 @@ from tasuki.engine.assembly.parts import (
     use_device,
 )
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.forward_plan import Ints
 from tasuki.engine.speculation.draft_limit import DraftLimit, StepShape
 from tasuki.engine.speculation.drafting import Drafting
 from tasuki.model.config import ModelConfig
@@ -36,12 +34,7 @@ from tasuki.pycache._cpp_cache import StepCounter
 
 from .report import Row
 from .rig import Answer, Rig, drawn_weights, made_up_vocabulary, random_parts
-from .scripted_drafts import (
-    Script,
-    ScriptedSpeculation,
-    drawing_by_noise,
-    known_answer,
-)
+from .scripted_drafts import Script, scripted
 
 
 class Turn(Enum):
@@ -140,15 +133,8 @@ class DraftedTurns:
         self._limit = TurnLimit(most, draft_limit(config, most, on_gpu=on_gpu))
         self._most = most
         drawn = random_parts(model, config, quantization=quantization)
-        parts = drawing_by_noise(drawn, config)
-        head = parts.model.weights.head.plain
-
-        def answer(message: m.Submit) -> Ints:
-            first = len(message.prompt)
-            return known_answer(message.sampling, first, model.vocab, head.dtype, head.device)
-
-        speculation = ScriptedSpeculation(script, config, answer)
-        self.rig = Rig(model, config, replace(parts, speculation=speculation, drafts=self._limit))
+        parts = scripted(drawn, config, script)
+        self.rig = Rig(model, config, replace(parts, drafts=self._limit))
 
     def tokens(self, steps: int) -> int:
         """Return the largest number of tokens an answer may receive during `steps` steps of each

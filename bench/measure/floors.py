@@ -14,7 +14,8 @@ import torch
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops, ShapesOnly, WeightSizes
 from tasuki.model.families.registry import family_of
-from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES
+from tasuki.model.quantise.source import QuantisedSource
 from tasuki.pycache.arena import torch_dtype
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 

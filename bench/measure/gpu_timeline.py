@@ -4,6 +4,7 @@ times become rows of a report.
 Profiling costs host time, so the idle time is an upper bound.
 """
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -33,8 +34,9 @@ class Work:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kernel's mean use in a step. seconds: time of all its launches; other kernels may have
-    run at the same time. launches: number of its launches."""
+    """One kernel's mean use in a step. seconds: time of all its launches behind the end of the
+    kernels before them. A kernel that begins early waits for the one before it, and that wait is
+    not its own. launches: number of its launches."""
 
     name: str
     seconds: float
@@ -81,13 +83,16 @@ def gaps(work: Iterable[Work]) -> list[float]:
 
 
 def kernel_times(work: Iterable[Work], steps: int) -> list[KernelTime]:
-    """Return each kernel's mean use in a step, longest first. steps: number of profiled steps."""
+    """Return each kernel's mean use in a step, longest first. Their sum is the GPU's busy
+    time. steps: number of profiled steps."""
     seconds, launches = defaultdict[str, float](float), Counter[str]()
-    for piece in work:
+    done = -math.inf
+    for piece in sorted(work, key=lambda piece: piece.begin):
         found = _NAME.match(piece.name)
         name = found[1] if found else piece.name
-        seconds[name] += piece.end - piece.begin
+        seconds[name] += max(0.0, piece.end - max(piece.begin, done))
         launches[name] += 1
+        done = max(done, piece.end)
     times = [
         KernelTime(name, total / steps, launches[name] / steps) for name, total in seconds.items()
     ]

@@ -31,7 +31,8 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
-from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES
+from tasuki.model.quantise.source import QuantisedSource
 from tasuki.model.weights.layers import Weights
 from tasuki.model.weights.source import RandomSource, TensorSource
 from tasuki.pycache._cpp_cache import StepCounter

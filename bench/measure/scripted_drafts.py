@@ -191,6 +191,22 @@ class ScriptedSpeculation(Speculation):
         return own
 
 
+def scripted(parts: EngineParts, config: EngineConfig, script: Script) -> EngineParts:
+    """Return the engine parts with known answers and scripted drafts. The parts must have no other
+    owner, as in drawing_by_noise()."""
+    parts = drawing_by_noise(parts, config)
+    head, vocab = parts.model.weights.head.plain, parts.model.config.vocab
+    # Answers are drawn between the steps of a serving node, ahead of their kernels.
+    beside = torch.cuda.Stream(head.device, priority=-1) if head.is_cuda else None  # type: ignore[no-untyped-call]
+
+    def answer(message: m.Submit) -> Ints:
+        with torch.cuda.stream(beside):
+            first = len(message.prompt)
+            return known_answer(message.sampling, first, vocab, head.dtype, head.device)
+
+    return replace(parts, speculation=ScriptedSpeculation(script, config, answer))
+
+
 def drawing_by_noise(parts: EngineParts, config: EngineConfig) -> EngineParts:
     """Return the engine parts with all-zero logits, also in the draft layer. The parts must have no
     other owner: an untied head is cleared in place, because a GPU has no memory for another."""

@@ -40,6 +40,7 @@ from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
 from tasuki.engine.updates.staging import Stages, Staging, answers_soundly
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.families.loading import build_model, load_weights
 from tasuki.model.families.registry import family_of
 from tasuki.model.protocol import GpuModel, Model
@@ -140,6 +141,7 @@ def build_speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
         most,
         from_tree=config.drafts_from_tree,
         by_layer=config.drafts_by_layer,
+        by_block=config.drafts_by_block,
         grammars=parts.grammars if forced else None,
     )
 
@@ -151,12 +153,19 @@ def _drafting(config: EngineConfig, parts: EngineParts) -> EngineConfig:
 
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     """Return the largest number of drafts of an answer in a step. Raises EngineConfigError if the
-    runner cannot verify the configured drafts or so many, or the draft layer is missing."""
+    runner cannot verify the configured drafts or so many, the draft layer is missing, or the block
+    drafter proposes fewer."""
     config = _drafting(config, parts)
     if config.drafts_by_layer and not parts.layout.draft_layers:
         raise EngineConfigError(
             f"speculate is {config.speculate}, and the arena has no draft layer: give a checkpoint "
             "with mtp.*, and --draft-layer auto"
+        )
+    shape = parts.model_config.drafter
+    if config.drafts_by_block and shape is not None and config.draft_tokens > shape.most_drafts:
+        raise EngineConfigError(
+            f"draft_tokens is {config.draft_tokens}, and the drafter proposes {shape.most_drafts} "
+            "at a time: give as many or fewer"
         )
     if parts.runner is None and parts.arena.bytes.device.type == "cpu":
         return 0 if config.speculate == "off" else config.draft_tokens
@@ -164,6 +173,12 @@ def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     if most and parts.runner is not None:
         raise EngineConfigError(
             f"speculate is {config.speculate}, and this runner verifies no drafts: leave it out"
+        )
+    if most and config.divided_keys is AttentionSplit.SPANS:
+        # The kernel for rows of bf16 keys with drafts failed on an H200.
+        raise EngineConfigError(
+            f"attention_split is spans, and speculate is {config.speculate}: spans take no drafts; "
+            "give --speculate off, or --attention-split shares"
         )
     if most > MOST_DRAFTS_ON_GPU:
         raise EngineConfigError(
@@ -188,7 +203,8 @@ def runner_sizes(config: EngineConfig, role: Role, parts: EngineParts) -> Runner
     batch = max_batch(config, parts.layout, role, parts.arena.slabs, on_gpu=on_gpu)
     # A prefill node has no answers.
     drafts = 0 if role is Role.PREFILL else most_drafts(config, parts)
-    return RunnerSizes(batch, drafts, drafts if config.drafts_by_layer else 0)
+    guesses = drafts if config.drafts_by_layer else 0
+    return RunnerSizes(batch, drafts, guesses, config.divided_keys)
 
 
 def _assemble(
@@ -231,6 +247,8 @@ def build_staging(config: EngineConfig, parts: EngineParts) -> Stages | str:
     """Return what the engine stages new weights with; the reason if it takes none, as yet."""
     if parts.arena.bytes.device.type != "cpu":
         return "weights change on a CPU only, as yet: restart this node"
+    if config.drafter is not None:
+        return "weights change without a block drafter only, as yet: restart this node"
     if parts.staging is not None:
         return parts.staging
     model, dtype = parts.model_config, parts.model.weights.dtype

@@ -10,14 +10,17 @@ import torch
 
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.runner.rows import MOST_ROWS, padded_sizes
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import QuantizationConfig
 from tasuki.model.costs import ShapesOnly, WeightSizes
 from tasuki.model.drafts import FIRST_IDS
 from tasuki.model.families.registry import family_of
+from tasuki.model.ops.attention.spans.rule import SPANS
 from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
 from tasuki.model.protocol import GpuSizes
-from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES
+from tasuki.model.quantise.source import QuantisedSource
 from tasuki.model.weights.safetensors_files import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.source import TensorSource
@@ -239,7 +242,13 @@ def _workspace(model: ModelConfig, sizes: GpuSizes, config: EngineConfig, batch:
     logits = 4 * model.vocab * batch * 4
     scored = SCORED_ROWS * model.vocab * SCORED_LOGIT_BYTES
     dtype = getattr(torch, config.compute_dtype)
-    return sizes.activations(config.prefill_chunk_tokens, dtype) + logits + scored
+    parts = sizes.attention_parts(batch * _spans(config))
+    return sizes.activations(config.prefill_chunk_tokens, dtype) + logits + scored + parts
+
+
+def _spans(config: EngineConfig) -> int:
+    """Return the most spans of a row; 0 if keys are not divided by spans."""
+    return SPANS.most_spans if config.divided_keys is AttentionSplit.SPANS else 0
 
 
 def _drafts(
@@ -254,7 +263,7 @@ def _drafts(
     dtype: torch.dtype = getattr(torch, config.compute_dtype)
     tokens = rows * width
     logits = 2 * tokens * model.vocab * dtype.itemsize
-    attention = sizes.attention_parts((_SHARES + rows) * width)
+    attention = sizes.attention_parts((_SHARES + rows * (1 + _spans(config))) * width)
     kept = tokens * sizes.kept_token(dtype)
     found = _GRAPHS_BYTES + sizes.activations(tokens, dtype) + logits + attention + kept
     return found + (_guesses(model, sizes, dtype, rows) if config.drafts_by_layer else 0)

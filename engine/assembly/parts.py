@@ -5,6 +5,7 @@ The device is chosen here, once: on a GPU the model gets Triton's operators. The
 imported only then, so a machine without Triton never needs them.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,8 @@ from tasuki.engine.tiers.tier import (
 from tasuki.engine.updates.staging import Stages
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
+from tasuki.model.drafter.model import beside_drafter
+from tasuki.model.drafter.reader import with_drafter
 from tasuki.model.drafts import DraftHead, draft_ids
 from tasuki.model.families.family import Assembly
 from tasuki.model.families.loading import build_model, load_weights, read_tables
@@ -61,7 +64,7 @@ from tasuki.pycache.parts import FP8_ROWS
 from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.chunks.descriptors import UnitSizes
 from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.protocol.contract import BF16_NAME, Contract
+from tasuki.transfer.protocol.contract import BF16_NAME, NOT_USED, Contract
 from tasuki.transfer.settings import WireSettings
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
@@ -210,13 +213,11 @@ def build_parts(
     disk = None if host is None else disk_memory(config, partial(layout_of, model_config), contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
+    assembly = assembly_of(config, model_config, weights, sight)
+    model = build_model(model_config, weights, assembly)
     return EngineParts(
         model_config,
-        build_model(
-            model_config,
-            weights,
-            assembly_of(config, model_config, weights, sight),
-        ),
+        beside_drafter(model, config.drafter, assembly.drafts),
         arena,
         StepCounter(),
         host=host,
@@ -239,6 +240,16 @@ def assembly_of(
     )
 
 
+def served_digest(config: EngineConfig) -> str:
+    """Return the digest of the weights in use: the model's, and a block drafter's if there is one.
+    Raises WeightsError."""
+    digest = digest_of_weights(config.model, config.disk_cache)
+    if config.drafter is None:
+        return digest
+    own = digest_of_weights(config.drafter, config.disk_cache)
+    return hashlib.sha256(f"{digest} {own}".encode()).hexdigest()
+
+
 def rotary_sections(sight: Sight | None) -> tuple[int, int, int] | None:
     """Return the rotary sections of prompts with pictures; None without pictures."""
     return None if sight is None else sight.config.rotary_sections
@@ -251,7 +262,7 @@ def _contract(
     layout: CacheLayout,
     sight: Sight | None,
 ) -> dict[str, str]:
-    digest = digest_of_weights(config.model, config.disk_cache)
+    digest = served_digest(config)
     kind = DigestKind.of(torch_device(config))
     return kept_contract(digest, model, weights, layout, kind, sight, config.rounded_steps)
 
@@ -282,11 +293,18 @@ def kept_contract(
 
 def asked_model(config: EngineConfig) -> ModelConfig:
     """Return the config of the checkpoint folder's model, with the configured context length and
-    draft layer. Raises ModelConfigError, WeightsError, EngineConfigError. Raises NoKernels if its
+    drafters. Raises ModelConfigError, WeightsError, EngineConfigError. Raises NoKernels if its
     family has none for the configured device."""
     model = with_context(load_config(config.model), config)
     family_of(model).check_device(torch.device(config.device))
-    return with_draft_layer(model, config.model, config.draft_layer)
+    return with_drafts(model, config)
+
+
+def with_drafts(model: ModelConfig, config: EngineConfig) -> ModelConfig:
+    """Return the model config with the configured draft layer or block drafter. Raises
+    ModelConfigError, WeightsError."""
+    own = with_draft_layer(model, config.model, config.served_draft_layer)
+    return with_drafter(own, config.drafter)
 
 
 def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
@@ -367,10 +385,11 @@ def build_arena(
 
 
 def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
-    """Return the token ids the draft layer may propose. Return None if it may propose all tokens,
-    or is not used. Raises ModelConfigError."""
+    """Return the token ids the draft layer or the block drafter may propose. Return None if it may
+    propose all tokens, or is not used. Raises ModelConfigError."""
     on_gpu = torch_device(config).type != "cpu"
-    if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
+    used = config.drafting(model.draft_layers, on_gpu=on_gpu)
+    if not used.drafts_by_block and not (model.draft_layers and used.drafts_by_layer):
         return None
     return draft_ids(Path(config.model), model.vocab, model.eos_ids)
 
@@ -414,8 +433,12 @@ def _plane(
     name: str,
     wire: WireSettings,
 ) -> DataPlane:
-    weights = digests_of_weights(config.model, config.disk_cache)
-    digest = weights.files
+    if config.drafter is None:
+        both = digests_of_weights(config.model, config.disk_cache)
+        digest, tensors = both.files, both.tensors
+    else:
+        # Equal tensors of the model would not show another drafter.
+        digest, tensors = served_digest(config), NOT_USED
     constants, formats = parts.model_config.constants, parts.model.weights.formats
     pictures = {} if parts.sight is None else parts.sight.contract(digest)
     shared = parts.shared
@@ -427,7 +450,7 @@ def _plane(
             weights_format=formats,
             step_activations=config.rounded_steps,
             pictures=pictures,
-            tensors_digest=weights.tensors,
+            tensors_digest=tensors,
         )
     return DataPlane.of_ranks(
         *(shared.region, shared.spans, digest, mover, transport, name),
@@ -435,5 +458,5 @@ def _plane(
         weights_format=formats,
         step_activations=config.rounded_steps,
         pictures=pictures,
-        tensors_digest=weights.tensors,
+        tensors_digest=tensors,
     )

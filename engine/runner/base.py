@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.engine.forward_plan import ForwardPlan, Ints
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.ops.sampling.params import TopLogprobs
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
@@ -113,11 +114,13 @@ class InFlightForward(Protocol):
 @dataclass(frozen=True)
 class RunnerSizes:
     """Sizes of a runner's buffers. batch: most requests of a forward. drafts: most drafts verified
-    in a row. guesses: most drafts made by the model's draft layer for a row."""
+    in a row. guesses: most drafts made by the model's draft layer for a row. split: division of a
+    step's keys on a GPU."""
 
     batch: int
     drafts: int = 0
     guesses: int = 0
+    split: AttentionSplit = AttentionSplit.SHARES
 
 
 Event = Callable[[], bool]

@@ -11,7 +11,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.forward import LayerHooks, NullHooks
+from tasuki.model.ops.attention.spans.groups import SpanGroups
 from tasuki.model.ops.draft.chain import chain_advance, chain_begin
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
@@ -42,16 +44,18 @@ class DecodeGraphs:
         table: Tensor,
         last_tokens: LastTokens,
         progress: Progress = no_progress,
+        split: AttentionSplit = AttentionSplit.SHARES,
     ) -> None:
-        """Capture a graph for every padded batch size up to the block table's rows. The arena is
-        not changed: while `rows` counts no row, the operators write nothing to it."""
+        """Capture a graph for every padded batch size up to the block table's rows. split: division
+        of the rows' keys. The arena is not changed: while `rows` counts no row, the operators write
+        nothing to it."""
         self._model = model
         self._arena = arena
         self._rows = rows
         self._table = table
         self._last_tokens = last_tokens
         self._sizes = padded_sizes(table.shape[0])
-        self._steps = model.decode_steps(table.shape[0])
+        self._steps = model.decode_steps(table.shape[0], split)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits: dict[int, Tensor] = {}
         rows.clear()
@@ -66,6 +70,11 @@ class DecodeGraphs:
                 self._logits[size] = self._step(size)
             self._graphs[size] = graph
             progress(len(self._graphs), len(self._sizes))
+
+    @property
+    def groups(self) -> SpanGroups | None:
+        """Return the memory for each step's plan of rows that share pages; None without spans."""
+        return self._steps.groups
 
     def replay(self, count: int) -> Tensor:
         """Sample one token for each of `count` rows. Return the logits [padded batch size, vocab],

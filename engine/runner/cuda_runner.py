@@ -48,6 +48,7 @@ from .device_drafts import DraftVerifier, LayerDrafter
 from .draft_rows import VerifiedRows
 from .eager_sampler import EagerSampler, SampledOnce, TopTokens, recorded
 from .logits import SampledTogether, kept_adjustments, score_prompts
+from .row_groups import RowGroups
 from .rows import ResolvedRows, SequenceStates, own_turns
 
 
@@ -203,8 +204,11 @@ class CudaRunner:
         self._prompts = DeviceBatch(max_batch, self._last_tokens.scratch, device)
         self._table = BlockTable(max_batch, pages, device)
         self._graphs = DecodeGraphs(
-            model, arena, self._answers, self._table.table, self._last_tokens, progress
+            *(model, arena, self._answers, self._table.table, self._last_tokens, progress),
+            split=sizes.split,
         )
+        groups = self._graphs.groups
+        self._groups = None if groups is None else RowGroups(groups)
         self._eager = EagerSampler(
             max_batch,
             model.config.vocab,
@@ -225,6 +229,7 @@ class CudaRunner:
                 *(model, arena, states, self._eager, shape),
                 drafts=drafts,
                 stored_drafts=stored_drafts,
+                split=sizes.split,
             )
         self._drafter = None
         if stored_drafts is not None and self._verifier is not None:
@@ -390,10 +395,12 @@ class CudaRunner:
     ) -> list[SampledPart]:
         """Compute one token for each row with these indices in the plan, by a captured graph."""
         batch_indices = rows.batch_indices[numbers].tolist()
-        numbers = numbers[
-            self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])
-        ]
+        pages = [self._sequences.pages(batch_index) for batch_index in batch_indices]
+        order = self._table.seat(pages)
+        numbers = numbers[order]
         seated = rows.take(numbers)
+        if self._groups is not None:
+            self._groups.seat([pages[place] for place in order], seated)
         known = ~seated.at_index
         if known.any():
             self._last_tokens.put_known(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasuki.engine.forward_plan import Fold, ForwardPlan, Guess, Ints, PlanError
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.forward import FoldRows
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import sample
@@ -20,6 +21,7 @@ from .cuda_graphs import GuessGraphs, VerifyGraphs
 from .device_batch import BlockTable, RowDrafts, RowStates, StepShape, to_device
 from .draft_rows import DraftedRows, GuessRows, HeldFold, LastSampled, VerifiedRows
 from .eager_sampler import EagerSampler
+from .row_groups import RowGroups
 from .rows import MOST_ROWS, ResolvedRows, token_rows
 
 _MOST_TOKENS_BESIDE = 128
@@ -30,10 +32,11 @@ is cheaper, although weights are read twice."""
 
 @dataclass(frozen=True)
 class _Held:
-    """A row of the last step. place: index of its kept inputs. tokens: its number of tokens.
-    read_slot, write_slot: its state slots."""
+    """A row of the last step. place: index of its kept inputs. start: tokens of its sequence before
+    the row. tokens: its number of tokens. read_slot, write_slot: its state slots."""
 
     place: int
+    start: int
     tokens: int
     read_slot: int
     write_slot: int
@@ -41,7 +44,7 @@ class _Held:
     def fold(self, count: int) -> HeldFold:
         """Return the fold (storing the state after accepted tokens) for the row's first `count`
         tokens."""
-        return HeldFold(self.place, count, self.read_slot, self.write_slot)
+        return HeldFold(self.place, self.start, count, self.read_slot, self.write_slot)
 
 
 class DraftVerifier:
@@ -65,9 +68,11 @@ class DraftVerifier:
         *,
         drafts: int,
         stored_drafts: RowDrafts | None,
+        split: AttentionSplit,
     ) -> None:
         """shape: shape of the largest step. drafts: most drafts per row. stored_drafts: drafts
-        stored by guesses; None without guesses. REQUIRES: nothing in the arena is used yet."""
+        stored by guesses; None without guesses. split: division of the rows' keys. REQUIRES:
+        nothing in the arena is used yet."""
         device = arena.bytes.device
         self._model = model
         self._arena = arena
@@ -78,7 +83,9 @@ class DraftVerifier:
         self._most = min(shape.rows, MOST_ROWS)
         self._rows = DraftedRows(self._most, drafts + 1, states.last_tokens.scratch, device)
         self._table = BlockTable(self._most, shape.pages, device)
-        self._steps = model.verify_steps(self._most, drafts + 1)
+        self._steps = model.verify_steps(self._most, drafts + 1, split)
+        groups = self._steps.groups
+        self._groups = None if groups is None else RowGroups(groups)
         self._stored_drafts = stored_drafts
         self._graphs = VerifyGraphs(
             model,
@@ -99,7 +106,7 @@ class DraftVerifier:
         """Batch indices with a row computed without its drafts. It wrote its slot itself."""
         self._beside: frozenset[int] = frozenset()
         """Batch indices of one-token rows computed together with this step's rows with drafts."""
-        self._store([_Held(0, 1, 0, 0)])
+        self._store([_Held(0, 0, 1, 0, 0)])
 
     def seated(self, rows: ResolvedRows) -> ResolvedRows:
         """Limit the rows with drafts to the available space; further ones become one-token rows
@@ -139,10 +146,12 @@ class DraftVerifier:
         """Compute the rows with these indices in the plan, sample after each token, and return the
         results. There is at least one row, and no more than seated() left."""
         batch_indices = rows.batch_indices[numbers].tolist()
-        numbers = numbers[
-            self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])
-        ]
+        pages = [self._sequences.pages(batch_index) for batch_index in batch_indices]
+        order = self._table.seat(pages)
+        numbers = numbers[order]
         rows = rows.take(numbers)
+        if self._groups is not None:
+            self._groups.seat([pages[place] for place in order], rows)
         width = self._graphs.width(int(rows.lengths.max()))
         each = token_rows(rows, width)
         ids: Ints = np.zeros((len(rows), width), dtype=np.int32)
@@ -214,10 +223,13 @@ class DraftVerifier:
 
     def _hold(self, rows: ResolvedRows, width: int) -> None:
         self.width = width
-        columns = (rows.batch_indices, rows.lengths, rows.read_slots, rows.write_slots)
+        columns = (
+            *(rows.batch_indices, rows.starts, rows.lengths),
+            *(rows.read_slots, rows.write_slots),
+        )
         self._held = {
-            batch_index: _Held(place, tokens, read, write)
-            for place, (batch_index, tokens, read, write) in enumerate(
+            batch_index: _Held(place, start, tokens, read, write)
+            for place, (batch_index, start, tokens, read, write) in enumerate(
                 zip(*(column.tolist() for column in columns), strict=True)
             )
         }
@@ -286,11 +298,13 @@ class DraftVerifier:
     def _fold_now(self, folds: Sequence[HeldFold]) -> None:
         if not folds:
             return
-        host = torch.empty(4, len(folds), dtype=torch.int32, pin_memory=True)
-        columns = [(fold.place, fold.count, fold.read_slot, fold.write_slot) for fold in folds]
+        host = torch.empty(5, len(folds), dtype=torch.int32, pin_memory=True)
+        columns = [
+            (fold.start, fold.place, fold.count, fold.read_slot, fold.write_slot) for fold in folds
+        ]
         host.numpy()[:] = np.array(columns).T
-        rows = FoldRows(*host.to(self._device, non_blocking=True))
-        self._steps.fold(self._turn, rows, self._arena)
+        starts, *tables = host.to(self._device, non_blocking=True)
+        self._steps.fold(self._turn, FoldRows(*tables), starts, self._arena)
 
 
 class LayerDrafter:

@@ -28,9 +28,11 @@ _IDS, _COUNTS, _TAKEN, _TURN, _FOLD_COUNTS, _FOLD_PLACES, _FOLD_SLOTS = range(7)
 @dataclass(frozen=True)
 class HeldFold:
     """A fold (storing a state after accepted tokens) of the row with index `place` in the last
-    step. Its first `count` tokens advance the state in read_slot; the result goes to write_slot."""
+    step. Its first `count` tokens, after `start` tokens of the sequence, advance the state in
+    read_slot; the result goes to write_slot."""
 
     place: int
+    start: int
     count: int
     read_slot: int
     write_slot: int

@@ -28,6 +28,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -313,9 +314,14 @@ class PictureEncoder:
         return self._held[request][index]
 
     def release(self, request: Request) -> None:
-        """Drop a request's pins, and the wishes no other request waits for. Idempotent."""
-        for number in self._held.pop(request, {}).values():
-            self._store.unpin(number)
+        """Drop a request's pins, and the wishes no other request waits for. Idempotent. After an
+        error in one of them the others are dropped all the same."""
+        with ExitStack() as drops:
+            drops.callback(self._leave_wishes, request)
+            for number in self._held.pop(request, {}).values():
+                drops.callback(self._store.unpin, number)
+
+    def _leave_wishes(self, request: Request) -> None:
         for name, wish in [*self._wishes.items()]:
             waited = wish.waiting.pop(request, None) is not None
             if not waited and request not in wish.later:

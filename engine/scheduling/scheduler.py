@@ -9,6 +9,7 @@ ChunkLimit owns the measured times of forwards and derives the size of a prefill
 share_chunk() divides it among prompts. Thread rule: the engine loop's.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from tasuki.engine.request import (
     Retracted,
     Waiting,
 )
+from tasuki.engine.runner.base import DeviceLost
 from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.engine.speculation.drafting import Drafting
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -45,6 +47,8 @@ from .pictures_elsewhere import Pictures
 from .queues import CallerShares, RunningRequests, WaitingQueue
 from .scheduled_forward import ScheduledForward, ScheduledSequence
 from .shared_prompts import follow, leader_of, load_leader_of, pays
+
+log = logging.getLogger(__name__)
 
 _GROWTH = 2.0
 """Limit for the prompt tokens of the next forward, as a multiple of a measured forward's."""
@@ -288,8 +292,7 @@ class Scheduler:
         releases its allocation."""
         self.running.discard(request)
         self.waiting.discard(request)
-        if self.pictures is not None:
-            self.pictures.release(request)
+        self._release_pictures(request)
 
     def set_apart(self, failed: Sequence[ScheduledSequence]) -> None:
         """Restart the requests of a failed forward, each alone in its forwards until one has
@@ -595,12 +598,23 @@ class Scheduler:
 
     def _give_way(self, request: Request) -> None:
         self.running.discard(request)
-        if self.pictures is not None:
-            self.pictures.release(request)
+        self._release_pictures(request)
         request.mixed = False
         request.move(Retracted())
         request.move(Waiting())
         self.requeue(request)
+
+    def _release_pictures(self, request: Request) -> None:
+        """Release a request's pictures. A defect there is logged, because the request must still
+        end. Raises DeviceLost."""
+        if self.pictures is None:
+            return
+        try:
+            self.pictures.release(request)
+        except DeviceLost:
+            raise
+        except Exception:
+            log.exception("the pictures of request %s are not released", request.id)
 
     def _cut(self, request: Request, state: Prefilling, stop: int) -> ScheduledSequence:
         """Return the prompt's tokens up to `stop`, with slots for the checkpoints among them; skip

@@ -11,13 +11,14 @@ from typing import Protocol
 class DraftSource(Enum):
     """The source of a draft.
 
-    prediction: the answer predicted by the request. mtp: the model's own draft layer. tree: tokens
-    found after the same tokens in an earlier text. grammar: text without alternatives in the
-    answer's grammar.
+    prediction: the answer predicted by the request. mtp: the model's own draft layer. block: a
+    block drafter beside the model. tree: tokens found after the same tokens in an earlier text.
+    grammar: text without alternatives in the answer's grammar.
     """
 
     PREDICTION = "prediction"
     MTP = "mtp"
+    BLOCK = "block"
     TREE = "tree"
     GRAMMAR = "grammar"
 
@@ -143,6 +144,12 @@ class MtpDrafter:
         """Do nothing: the draft layer's next drafts do not depend on the outcome of these."""
 
 
+class BlockDrafter(MtpDrafter):
+    """Drafts made by a block drafter beside the model, in one pass after the previous forward."""
+
+    source = DraftSource.BLOCK
+
+
 @dataclass
 class DraftCount:
     """Counts of one source's drafts, by position in a forward's drafts. drafted: verified drafts.
@@ -176,8 +183,8 @@ class Drafting:
         prior: Chances | None = None,
     ) -> None:
         """drafters: sources in the order of use. most: most drafts of one forward. mtp: the one of
-        `drafters` with drafts of the model's draft layer, if any. prior: acceptance rates of
-        requests with the same first source."""
+        `drafters` with drafts of a draft layer or a block drafter, if any. prior: acceptance rates
+        of requests with the same first source."""
         self.chances = Chances(prior)
         self._most = most
         self._mtp = mtp

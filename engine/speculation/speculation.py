@@ -14,7 +14,7 @@ from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.pycache.keys import PromptTokens
 
-from .drafting import Chances, Drafter, Drafting, DraftSource, MtpDrafter
+from .drafting import BlockDrafter, Chances, Drafter, Drafting, DraftSource, MtpDrafter
 
 ANCHOR_TOKENS = 6
 """Number of equal tokens needed to find an earlier place in a text. Fewer would find too many
@@ -295,26 +295,28 @@ class Speculation:
         *,
         from_tree: bool = False,
         by_layer: bool = False,
+        by_block: bool = False,
         grammars: GrammarCompiler | None = None,
     ) -> None:
         """draft_tokens: most drafts per forward and request; 0: no drafts. from_tree: True to draft
-        from earlier texts. by_layer: True to draft by the model's draft layer. Without both, only
-        predictions and grammars give drafts. grammars: compiled grammars of answers; None: none."""
+        from earlier texts. by_layer: True to draft by the model's draft layer. by_block: True to
+        draft by a block drafter. Without all, only predictions and grammars give drafts. grammars:
+        compiled grammars of answers; None: none."""
         self._draft_tokens = draft_tokens
         self._grammars = grammars
         self._by_layer = by_layer
+        self._by_block = by_block
         self._chances = {source: Chances() for source in DraftSource}
         """Acceptance rates by source, over all requests with this source first."""
         self._left = SuffixIndex(_LEFT_TOKENS) if draft_tokens and from_tree else None
 
     def drafting(self, message: m.Submit) -> Drafting | None:
         """Return the drafting of the message's answer; None if no draft is possible. An answer with
-        a grammar gets no draft layer."""
+        a grammar gets no draft layer and no block drafter."""
         drafters: list[Drafter] = []
         if len(message.prediction):
             drafters.append(PredictionDrafter(message.prediction))
-        # The draft layer does not know the limits of a grammar.
-        mtp = MtpDrafter() if self._by_layer and message.sampling.grammar is None else None
+        mtp = self._by_runner(message)
         if self._left is not None:
             most = message.sampling.max_new_tokens
             # This source goes before the layer, because it costs nothing and may be right for
@@ -332,6 +334,13 @@ class Speculation:
             return None
         prior = self._chances[drafters[0].source]
         return Drafting(drafters, self._draft_tokens, mtp, prior)
+
+    def _by_runner(self, message: m.Submit) -> MtpDrafter | None:
+        """Return the drafter with drafts made by the runner; None: there is none, or the answer has
+        a grammar, whose limits such drafts do not know."""
+        if message.sampling.grammar is not None:
+            return None
+        return BlockDrafter() if self._by_block else MtpDrafter() if self._by_layer else None
 
     @property
     def remembers(self) -> bool:

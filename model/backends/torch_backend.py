@@ -23,8 +23,9 @@ from tasuki.model.ops.attention.reference import (
 )
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.ops.draft.reference import CarryPlan, carry_over, plan_carry, states_before
-from tasuki.model.ops.gdn.reference import GdnPlan, gated_delta_rule, plan_gdn
+from tasuki.model.ops.gdn.reference import GdnPlans, gated_delta_rule
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
+from tasuki.model.ops.gdn.reference_rounding import StateNoise, StateRounding
 from tasuki.model.ops.linear.reference import EXACT, Products
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
@@ -59,11 +60,13 @@ def mix_states(
     ssm: Tensor,
     config: DeltaNetConfig,
     conv_plan: ConvPlan,
-    gdn_plan: GdnPlan,
+    gdn_plans: GdnPlans,
+    rounding: StateRounding | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the convolution and the rule of a Gated DeltaNet mixer, and store the planned states.
     Return its output and its gate, both [T, value_heads, value_dim]. projected: [T, q | k | v | z |
-    b | a]; conv, ssm: the layer's states, by slot."""
+    b | a]; conv, ssm: the layer's states, by slot. rounding: of bfloat16 states; None: the layer's
+    noise."""
     tokens, heads = len(projected), config.value_heads
     keys, values = config.key_heads * config.key_dim, heads * config.value_dim
     mixed, z, b, a = projected.split_with_sizes(
@@ -81,7 +84,8 @@ def mix_states(
         weights.decay_rate * functional.softplus(a.float() + weights.dt_bias),
         b.float().sigmoid(),
         ssm,
-        gdn_plan,
+        gdn_plans.of_states(ssm.dtype),
+        rounding or StateNoise(weights.number, config.first_value_head),
     )
     return output, z.view(tokens, heads, config.value_dim)
 
@@ -95,7 +99,7 @@ class TorchPlan:
 
     attention: AttentionPlan
     conv: ConvPlan
-    gdn: GdnPlan
+    gdn: GdnPlans
     cos: Tensor
     sin: Tensor
     entry_cos: Tensor
@@ -118,7 +122,7 @@ class TorchPlan:
         return TorchPlan(
             attention=attention_of(batch),
             conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
-            gdn=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
+            gdn=GdnPlans.of(batch),
             cos=turns[0],
             sin=turns[1],
             entry_cos=entry_turns[0],

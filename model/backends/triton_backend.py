@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import (
     BF16_STEPS,
@@ -25,6 +26,7 @@ from tasuki.model.forward import (
 )
 from tasuki.model.ops.attention.long_context import warm
 from tasuki.model.ops.attention.rope import rotary_cache
+from tasuki.model.ops.attention.spans.attention import SpanWorkspace
 from tasuki.model.ops.linear.gemv import MOST_ROWS
 
 from .triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
@@ -96,10 +98,17 @@ class TritonBackend:
             torch.cuda.set_device(self._device)
             warm(self._config, self._config.max_position, self._dtype, self._device)
 
-    def scratch(self, batch: int) -> DecodeScratch:
+    def scratch(self, batch: int, split: AttentionSplit) -> DecodeScratch:
         """Return scratch memory for decode steps of up to `batch` sequences. All steps with this
-        memory must use one stream."""
-        return DecodeScratch.of(self._config, batch, self._device)
+        memory must use one stream. split: division of the steps' keys."""
+        spans = self._spans(batch, 1, split)
+        return replace(DecodeScratch.of(self._config, batch, self._device), spans=spans)
+
+    def _spans(self, batch: int, tokens: int, split: AttentionSplit) -> SpanWorkspace | None:
+        """Return memory for steps by spans; None for even shares."""
+        if split is AttentionSplit.SHARES:
+            return None
+        return SpanWorkspace.of(self._config, batch, tokens, self._device)
 
     def bind_decode(self, batch: DecodeBatch, scratch: DecodeScratch) -> TritonDecode:
         activations = self._activations.steps
@@ -112,10 +121,12 @@ class TritonBackend:
             *(self._config, batch, scratch, self._rotary, self._side, self._reduce, activations)
         )
 
-    def verify_scratch(self, batch: int, tokens: int) -> VerifyScratch:
+    def verify_scratch(self, batch: int, tokens: int, split: AttentionSplit) -> VerifyScratch:
         """Return scratch memory for verification steps of up to `batch` sequences with up to
-        `tokens` tokens each. All steps with this memory must use one stream."""
-        return VerifyScratch.of(self._config, batch, tokens, self._dtype, self._device)
+        `tokens` tokens each. All steps with this memory must use one stream. split: division of
+        the steps' keys."""
+        found = VerifyScratch.of(self._config, batch, tokens, self._dtype, self._device)
+        return replace(found, spans=self._spans(batch, tokens, split))
 
     def bind_verify(self, batch: VerifyBatch, scratch: VerifyScratch) -> TritonVerify:
         if self._axes is None:

@@ -18,6 +18,8 @@ from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import Activations, DecodeBatch, Reduce
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.qk_norm_rope_gate import RopeDeltas, TokenPlaces, qk_norm_rope_gate
+from tasuki.model.ops.attention.spans.attention import SpanWorkspace, attend_spans
+from tasuki.model.ops.attention.spans.groups import SpanGroups
 from tasuki.model.ops.attention.verify import paged_attention_verify
 from tasuki.model.ops.draft.entry_inputs import entry_inputs
 from tasuki.model.ops.gdn.decode import gdn_decode
@@ -46,11 +48,12 @@ class DecodeScratch:
     be on one stream.
 
     attention: memory for partial attention results. owners: [batch] int32, the numbers 0, 1, 2 and
-    so on: row i belongs to sequence i.
+    so on: row i belongs to sequence i. spans: memory for attention by spans; None: by even shares.
     """
 
     attention: DecodeWorkspace
     owners: Tensor
+    spans: SpanWorkspace | None = None
 
     @staticmethod
     def of(config: DeltaNetConfig, batch: int, device: torch.device) -> "DecodeScratch":
@@ -58,6 +61,11 @@ class DecodeScratch:
             attention=DecodeWorkspace.of(config, batch, device),
             owners=torch.arange(batch, dtype=torch.int32, device=device),
         )
+
+
+def groups_of(spans: SpanWorkspace | None) -> SpanGroups | None:
+    """Return the memory for plans of rows that share pages; None without spans."""
+    return None if spans is None else spans.groups
 
 
 _FIRST_KEY = 1
@@ -206,21 +214,16 @@ class TritonDecode:
             batch.read_slots,
             batch.write_slots,
             batch.rows,
+            batch.positions,
         )
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
         batch = self._batch
         q = qk_norm_rope_gate(projected, weights, self._config, self._rotary, self._places, kv)
-        return paged_attention_decode(
-            q,
-            projected,
-            self._config,
-            kv,
-            batch.page_table,
-            batch.context_lens,
-            batch.rows,
-            self._scratch.attention,
-        )
+        inputs = (q, projected, self._config, kv, batch.page_table, batch.context_lens)
+        if self._scratch.spans is not None:
+            return attend_spans(*inputs, None, batch.rows, self._scratch.spans)
+        return paged_attention_decode(*inputs, batch.rows, self._scratch.attention)
 
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights

@@ -15,7 +15,6 @@ from torch.nn import functional
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import (
     BF16_STEPS,
-    Activations,
     Batch,
     Phase,
     PhaseActivations,
@@ -26,7 +25,7 @@ from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.qk_norm_rope_gate import RopeAxes, TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.prefill import gdn_prefill
-from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlan, plan_gdn_prefill
+from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlans
 from tasuki.model.ops.linear.normed_product import normed_product
 from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
 from tasuki.model.ops.moe.experts import moe
@@ -98,7 +97,7 @@ class PrefillPlan:
     states; None without a draft layer. pictures: rows in place of embeddings, on the device."""
 
     phases: PhaseRows
-    gdn: GdnPrefillPlan
+    gdn: GdnPrefillPlans
     places: TokenPlaces
     entry_places: TokenPlaces
     tiles: PrefillTiles
@@ -141,7 +140,13 @@ class PrefillPlan:
             places, entry_places = replace(places, rope=own), replace(places, rope=entries)
         return PrefillPlan(
             phases=PhaseRows.of(batch, rows, activations),
-            gdn=plan_gdn_prefill(counts, batch.read_slots.tolist(), batch.saves(), device),
+            gdn=GdnPrefillPlans(
+                lengths=tuple(counts),
+                read_slots=tuple(batch.read_slots.tolist()),
+                saves=tuple(batch.saves()),
+                before=tuple(contexts),
+                device=device,
+            ),
             places=places,
             entry_places=entry_places,
             tiles=PrefillTiles.of(counts, contexts, config, dtype, device),
@@ -174,9 +179,10 @@ class TritonPrefill:
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
-        if self.activations.prompts is Activations.ROWS:
-            eps = self.config.norm_eps
-            return normed_product(branch, residual, norm, eps, weight, Activations.ROWS)
+        part = self.plan.phases.parts[0]
+        if part.index is None:
+            eps, activations = self.config.norm_eps, self.activations.of(part.phase)
+            return normed_product(branch, residual, norm, eps, weight, activations)
         normed, residual = self._normed(branch, residual, norm)
         return self._product(normed, weight), residual
 
@@ -190,7 +196,8 @@ class TritonPrefill:
         return self.reduce(self._product(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
-        return gdn_prefill(projected, weights, self.config, conv, ssm, self.plan.gdn)
+        plan = self.plan.gdn.of_states(ssm.dtype)
+        return gdn_prefill(projected, weights, self.config, conv, ssm, plan)
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
         places = self.plan.places
@@ -202,9 +209,10 @@ class TritonPrefill:
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
-        if isinstance(weights, MlpWeights) and self.activations.prompts is Activations.ROWS:
+        part = self.plan.phases.parts[0]
+        if isinstance(weights, MlpWeights) and part.index is None:
             both, residual = self.norm_project(branch, residual, norm, weights.gate_up)
-            output = phase_swiglu(both, weights.down, Activations.ROWS)
+            output = phase_swiglu(both, weights.down, self.activations.of(part.phase))
             return self.reduce(output), residual
         x, residual = add_rms_norm(branch, residual, norm, self.config.norm_eps)
         if isinstance(weights, MoeWeights):

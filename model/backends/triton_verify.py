@@ -15,6 +15,7 @@ from tasuki.model.forward import Activations, DecodeBatch, FoldRows, Reduce, Ver
 from tasuki.model.layer_kind import LayerKind
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
+from tasuki.model.ops.attention.spans.attention import SpanWorkspace, attend_spans
 from tasuki.model.ops.attention.verify import paged_attention_verify
 from tasuki.model.ops.draft.carry import carry_folded
 from tasuki.model.ops.gdn.verify.fold import fold_columns
@@ -31,11 +32,12 @@ class VerifyScratch:
     """Memory shared by verification steps of up to `batch` sequences with up to `tokens` tokens
     each. All launches using it must be on one stream. kept: GDN inputs of this step and of the last
     one, for folds (storing states after the accepted tokens). hidden [batch, tokens, width]: final
-    hidden states, for the same use; None without a draft layer."""
+    hidden states, for the same use; None without a draft layer. spans: as in DecodeScratch."""
 
     attention: DecodeWorkspace
     kept: KeptTurns
     hidden: Tensor | None
+    spans: SpanWorkspace | None = None
 
     @staticmethod
     def of(
@@ -74,7 +76,7 @@ class TritonVerify(TritonDecode):
             write_slots=batch.read_slots,
             rows=batch.token_rows,
         )
-        shared = DecodeScratch(scratch.attention, batch.owners)
+        shared = DecodeScratch(scratch.attention, batch.owners, scratch.spans)
         super().__init__(config, rows, shared, rotary, side, reduce, activations)
         self._places = TokenPlaces(
             *(batch.positions, batch.owners, batch.page_table, batch.token_rows),
@@ -119,6 +121,7 @@ class TritonVerify(TritonDecode):
             batch.read_slots,
             batch.counts,
             batch.rows,
+            batch.positions,
             self._kept.layer(layer),
             batch.turn,
             RowFolds(batch.fold_counts, batch.fold_places, batch.fold_slots),
@@ -127,14 +130,7 @@ class TritonVerify(TritonDecode):
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
         batch = self._verified
         q = qk_norm_rope_gate(projected, weights, self._config, self._rotary, self._places, kv)
-        return paged_attention_verify(
-            q,
-            projected,
-            self._config,
-            kv,
-            batch.page_table,
-            batch.context_lens,
-            batch.counts,
-            batch.rows,
-            self._scratch.attention,
-        )
+        inputs = (q, projected, self._config, kv, batch.page_table, batch.context_lens)
+        if self._scratch.spans is not None:
+            return attend_spans(*inputs, batch.counts, batch.rows, self._scratch.spans)
+        return paged_attention_verify(*inputs, batch.counts, batch.rows, self._scratch.attention)

@@ -22,6 +22,7 @@ class GdnWeights:
     in_proj: [q | k | v | z | b | a rows, hidden]. conv: [channels, width], the convolution.
     decay_rate: [value_heads] fp32, -exp(A_log). dt_bias: [value_heads] fp32, bias of the decay.
     norm: [value_dim] fp32, weight of the gated norm. out_proj: [hidden, value_heads * value_dim].
+    number: the layer's number among the GDN layers.
     """
 
     in_proj: Matrix
@@ -30,6 +31,7 @@ class GdnWeights:
     dt_bias: Tensor
     norm: Tensor
     out_proj: Matrix
+    number: int
 
 
 @dataclass(frozen=True)

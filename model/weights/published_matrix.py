@@ -14,14 +14,16 @@ naming the weight and the scale.
 """
 
 from math import prod
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .matrix import WHOLE, BlockCut, Kind, Part, Plain, Segment, WeightsError, bounds
 from .quantised_segments import BLOCK, GROUP, Fp8, NvFp4
-from .safetensors_files import StoredTensors
-from .stacked_tensors import Companions, StackedTensors
+from .safetensors_files import Error
+from .stacked_tensors import Companions
 
 _PLAIN = frozenset({"F32", "BF16", "F16"})
 _PUBLISHED_AGAIN = "fetch the checkpoint again, or convert it to BF16"
@@ -37,13 +39,38 @@ def is_coded(dtype: str) -> bool:
     return dtype.startswith(("F8", "F6", "F4", "U8", "I8"))
 
 
+class ValueChecks(Protocol):
+    """Checks of tensor values; see PendingChecks."""
+
+    def finite(self, scales: Tensor, error: Error) -> None: ...
+
+    def without_nan(self, codes: Tensor, error: Error) -> None: ...
+
+
+class WeightTensors(Protocol):
+    """The tensors of weights, by name; see StoredTensors. checks: checks of the values read."""
+
+    @property
+    def checks(self) -> ValueChecks: ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def path(self, name: str) -> Path: ...
+
+    def dtype(self, name: str) -> str: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str, part: Part = WHOLE) -> Tensor: ...
+
+    def took(self, name: str) -> None: ...
+
+
 class PublishedMatrix:
     """One weight of a checkpoint with its scales, or a stack of such weights. shape: the shape
     required by the config."""
 
-    def __init__(
-        self, tensors: StoredTensors | StackedTensors, name: str, shape: tuple[int, ...]
-    ) -> None:
+    def __init__(self, tensors: WeightTensors, name: str, shape: tuple[int, ...]) -> None:
         """name: the weight's published name, with its prefix. Raises WeightsError if the tensor is
         missing."""
         self._tensors = tensors

@@ -243,14 +243,20 @@ class Checkpoint:
     if config.json has an unsupported quantization_config.
     """
 
-    def __init__(self, directory: Path, tensors: type[StoredTensors] = StoredTensors) -> None:
-        """tensors: class for opening the files. With `StoredShapes`, tensors have no memory."""
+    def __init__(
+        self,
+        directory: Path,
+        tensors: type[StoredTensors] = StoredTensors,
+        prefix: str | None = None,
+    ) -> None:
+        """tensors: class for opening the files. With `StoredShapes`, tensors have no memory.
+        prefix: of all tensor names; None: found by the embedding's."""
         self._directory = directory
         scheme = QuantizationConfig.load(directory).activation_scheme
         self._static_inputs = scheme == "static"
         self._tensors = tensors(weight_files(directory))
         try:
-            self._prefix = self._found_prefix()
+            self._prefix = self._found_prefix() if prefix is None else prefix
         except BaseException:
             self._tensors.close()
             raise
@@ -337,6 +343,16 @@ class Checkpoint:
         drafts: the draft layer was read too."""
         self._tensors.checks.done()
         check_left_over(self._tensors, self._prefix, elsewhere, drafts=drafts)
+
+    def check_all_read(self) -> None:
+        """Raise WeightsError if read values are damaged, or a stored tensor was not read. Call it
+        last."""
+        self._tensors.checks.done()
+        for name in self._tensors.unread():
+            raise WeightsError(
+                f"{self._tensors.path(name)}: tensor {name} is read by nobody, so the files have "
+                "another layout than their config.json: fetch both from the same model"
+            )
 
     def check_kernels(self, device: torch.device) -> None:
         """Raise UnservedKind if the device has no kernels for the storage format of these

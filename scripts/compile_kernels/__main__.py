@@ -19,7 +19,6 @@ import triton
 from .resources import Table, compile_spec, find_specs, growth
 
 RECORD = Path(__file__).parents[2] / "docs" / "results" / "kernel_resources.json"
-CAPABILITIES = (90, 100)
 
 
 def main() -> int:
@@ -29,7 +28,7 @@ def main() -> int:
     values = parser.parse_args()
 
     measured = {
-        spec.name: {f"sm_{sm}": asdict(compile_spec(spec, sm)) for sm in CAPABILITIES}
+        spec.name: {f"sm_{sm}": asdict(compile_spec(spec, sm)) for sm in spec.capabilities}
         for spec in find_specs()
     }
     if not values.check:

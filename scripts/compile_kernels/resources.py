@@ -17,6 +17,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
@@ -78,7 +79,11 @@ def compile_spec(spec: KernelSpec, capability: int) -> Resources:
     compiled = triton.compile(
         _source(spec),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": spec.num_warps, "num_stages": spec.num_stages},
+        options={
+            "num_warps": spec.num_warps,
+            "num_stages": spec.num_stages,
+            "maxnreg": spec.max_registers,
+        },
     )
     return _read(spec.name, compiled.asm["cubin"], compiled.metadata.shared)
 
@@ -104,7 +109,8 @@ def _source(spec: KernelSpec) -> ASTSource:
         )
     types = {name: spec.signature.get(name, "constexpr") for name in names}
     aligned = {(index,): _ALIGNED for index, name in enumerate(names) if _is_aligned(types[name])}
-    return ASTSource(
+    source = GluonASTSource if spec.kernel.is_gluon() else ASTSource
+    return source(
         fn=spec.kernel,
         signature={name: kind.split(":")[0] for name, kind in types.items()},
         constexprs=dict(spec.constants),

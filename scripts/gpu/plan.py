@@ -44,6 +44,9 @@ class Plan:
             words = f"serving --model 9b --clients 8 {load}"
             return self._figure(name, gpus, 100, "an even pace", words, *flags)
 
+        grown = "--input 64000 --sessions 16 --drafts 3 --seconds 60"
+        words = f"serving --model 35b-a3b --quantization fp8 --clients 8 {grown}"
+        published = self._figure("serving_gpu_published", 1, 220, "published shape", words, *one)
         # A pair has agents: each sends one request, all at once, of the size of a stream's.
         once = "--sessions 256 --turns 1 --warm 0 --prefix 0 --turn-tokens 512 --turn-answer 512"
 
@@ -57,6 +60,7 @@ class Plan:
             agents("serving_gpu_pair_agents256", 2, 256, pair, 3),
             answers("serving_gpu_decode256", 1, "--streams 256 --seconds 15", alone),
             answers("serving_gpu_pair_decode256", 2, once, pair),
+            published,
         ]
 
     def _steps(self) -> list[Run]:
@@ -134,12 +138,14 @@ def _tests() -> list[Run]:
             "quantised",
             1,
             150,
-            "FP8, NVFP4, FP8 KV",
+            "FP8, NVFP4, FP8 KV, spans",
             "-n 2",
             "gpu_fp8",
             "gpu_fp8_kv",
             "gpu_fp8_rows",
             "gpu_fp8_steps",
+            "gpu_prompts",
+            "gpu_spans",
         ),
         tests("tiers", 1, 250, "memory and a disk below a GPU", "-n 2", "gpu_tiers", "gpu_copies"),
         tests("remote", 1, 120, "a remote store below a GPU", "", "gpu_remote"),

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of a statement with statements inside."""
 SUBJECTS = 50
 """Number of newest commits with measured subjects."""
 _GENERATED = ("_pb2", "docs/results/")
@@ -47,13 +49,10 @@ def texts(kind: Kind) -> list[Text]:
 
 
 def _docstrings() -> Iterator[Text]:
-    for path, tree in _modules():
-        for node in ast.walk(tree):
-            for body in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
-                for statement in body if isinstance(body, list) else ():
-                    match statement:
-                        case ast.Expr(value=ast.Constant(value=str() as text)):
-                            yield Text(f"{path}:{statement.lineno}", _dedented(text))
+    for path, statement in _statements():
+        match statement:
+            case ast.Expr(value=ast.Constant(value=str() as text)):
+                yield Text(f"{path}:{statement.lineno}", _dedented(text))
 
 
 def _comments() -> Iterator[Text]:
@@ -66,6 +65,9 @@ def _comments() -> Iterator[Text]:
 
 def _python_comments(path: str) -> Iterator[tuple[int, str]]:
     source = (ROOT / path).read_text(encoding="utf-8")
+    # Most files have no comment, and splitting a file into tokens takes long.
+    if "#" not in source:
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not _DIRECTIVE.match(token.string):
             yield token.start[0], token.string.lstrip("#: ")
@@ -95,13 +97,12 @@ def _joined(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[Text]:
 
 def _errors() -> Iterator[Text]:
     """Yield the literal texts of raised errors with three words or more."""
-    for path, tree in _modules():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                for argument in node.exc.args:
-                    text = _literal(argument)
-                    if text and len(text.split()) >= 3:
-                        yield Text(f"{path}:{node.lineno}", text)
+    for path, node in _statements():
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            for argument in node.exc.args:
+                text = _literal(argument)
+                if text and len(text.split()) >= 3:
+                    yield Text(f"{path}:{node.lineno}", text)
 
 
 def _literal(node: ast.expr) -> str:
@@ -145,9 +146,20 @@ def _subjects() -> Iterator[Text]:
 
 
 @cache
-def _modules() -> tuple[tuple[str, ast.Module], ...]:
-    read = ((path, (ROOT / path).read_text(encoding="utf-8")) for path in _listed("*.py"))
-    return tuple((path, ast.parse(text)) for path, text in read)
+def _statements() -> tuple[tuple[str, ast.stmt], ...]:
+    """Return the expressions and raised errors among the statements of all modules, each with its
+    file. No tree is kept, because the garbage collector would visit all of them again and again."""
+    found = list[tuple[str, ast.stmt]]()
+    for path in _listed("*.py"):
+        # Expressions have no statements inside, so only blocks are searched.
+        waiting: list[ast.AST] = [ast.parse((ROOT / path).read_text(encoding="utf-8"))]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.Expr | ast.Raise):
+                found.append((path, node))
+            for name in _BLOCKS:
+                waiting += getattr(node, name, ())
+    return tuple(found)
 
 
 def _listed(*patterns: str) -> list[str]:

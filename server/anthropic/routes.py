@@ -21,7 +21,13 @@ from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.openai.generation import ServedModel, answer_with, prompt_salt, read_submit
-from tasuki.server.openai.request_fields import RequestFields, is_among, optional, required
+from tasuki.server.openai.request_fields import (
+    RequestFields,
+    ToolNames,
+    is_among,
+    optional,
+    required,
+)
 from tasuki.server.openai.sampling import AnswerOptions, AskedThinking, read_options
 from tasuki.server.openai.token_details import wants_hit
 from tasuki.server.openapi.anthropic_fields import DIRECT, EFFORTS, MAX_USER_ID, OF_MESSAGES
@@ -57,8 +63,10 @@ class MessageTools:
 
 
 def read_message_tools(fields: RequestFields) -> MessageTools:
-    tools = fields.items("tools", MAX_TOOLS)
+    tools, names = fields.items("tools", MAX_TOOLS), ToolNames()
     offered = [_offered(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    for index, tool in enumerate(offered):
+        names.add(tool.name, f"tools[{index}].name")
     choice = fields.fields("tool_choice")
     kind = choice.text("type")
     parallel = not choice.flag("disable_parallel_tool_use")

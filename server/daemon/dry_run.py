@@ -14,12 +14,14 @@ from tasuki.engine.assembly.memory_plan import (
     weights_of,
     whole,
 )
-from tasuki.engine.assembly.parts import with_context
+from tasuki.engine.assembly.parts import with_context, with_drafts
 from tasuki.engine.assembly.ranks import shard_of
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.config_json import QuantizationConfig
-from tasuki.model.families.registry import family_of, published_or_folder, with_draft_layer
+from tasuki.model.drafter.weights import drafter_bytes
+from tasuki.model.drafter_shape import DrafterShape
+from tasuki.model.families.registry import family_of, published_or_folder
 from tasuki.model.weights.safetensors_folder import check_kernels
 from tasuki.model.weights.source import ShardedSource
 from tasuki.pycache.layout import CacheLayout
@@ -38,8 +40,12 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
     if not engine_config.model:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
     name = engine_config.model
-    shape = with_draft_layer(published_or_folder(name), name, engine_config.draft_layer)
-    model = with_context(shape, engine_config)
+    if engine_config.revision:
+        raise EngineConfigError(
+            f"revision {engine_config.revision}: a plan fetches nothing, and --model {name} is a "
+            "folder or a published name: leave it out"
+        )
+    model = with_context(with_drafts(published_or_folder(name), engine_config), engine_config)
     if config.quantization and Path(name).is_dir():
         raise EngineConfigError(
             f"quantization is {config.quantization}, and --model is a folder, whose files say how "
@@ -55,7 +61,7 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
         share = partial(ShardedSource, cuts=cuts, shard=shard)
         model = cuts.part(shard)
 
-    if not family_of(model).has_kernels:
+    if model.drafter is not None or not family.has_kernels:
         return on_a_cpu(model, engine_config, config.quantization, share)
 
     def planned(free: int, total: int) -> str:
@@ -75,8 +81,8 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
 def on_a_cpu(
     model: ModelConfig, engine_config: EngineConfig, quantization: str, share: Share
 ) -> str:
-    """Return the memory plan of a model without kernels for GPUs, as text. Raises WeightsError,
-    EngineConfigError."""
+    """Return the memory plan of a model or block drafter without kernels for GPUs, as text. Raises
+    WeightsError, EngineConfigError."""
     sizes = weights_of(model, engine_config, quantization, share)
     slabs = arena_slabs(engine_config, model, Role.FUSED, None, share)
     layout = model.cache_layout(
@@ -84,6 +90,7 @@ def on_a_cpu(
     )
     rows = [
         ("weights", _mib(sizes.total)),
+        *_of_drafter(model.drafter, engine_config),
         *_of_tables(sizes.tables, engine_config),
         (
             f"arena {_how(engine_config.arena_mib)}",
@@ -93,7 +100,7 @@ def on_a_cpu(
         ("a slab", _slab(layout)),
         *_layers(layout),
     ]
-    name = family_of(model).name
+    name = family_of(model).name if model.drafter is None else "the block drafter"
     head = f"{name} has no kernels for GPUs, as yet: a plan for --device cpu"
     return "\n".join([head, *(f"{row:<30}{value}" for row, value in rows)])
 
@@ -108,6 +115,14 @@ def _layers(layout: CacheLayout) -> list[tuple[str, str]]:
         )
         rows.append((cache.kind, f"{count:>10}      a page has {page}; a slot has {slot}"))
     return rows
+
+
+def _of_drafter(shape: DrafterShape | None, config: EngineConfig) -> list[tuple[str, str]]:
+    """Return the row of a block drafter; none without one."""
+    if shape is None:
+        return []
+    size = drafter_bytes(shape, getattr(torch, config.compute_dtype))
+    return [("block drafter", f"{_mib(size)}  up to {shape.most_drafts} drafts in one pass")]
 
 
 _PLACES = {"disk": "mapped from their files", "host": "read into memory at the start"}

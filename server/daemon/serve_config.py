@@ -43,10 +43,11 @@ class HttpAddress:
         """Return HOST:PORT for the HTTP server; empty for no HTTP server. http_bind: address as
         configured; empty: take host and port, or their defaults. Raises BindError if http_bind and
         the other flags conflict."""
-        asked = http_bind or self.host is not None or self.port is not None
         if self.no_http:
-            if asked:
-                raise BindError("no_http excludes http_bind, host and port: leave it out, or them")
+            asked = {"http_bind": http_bind or None, "host": self.host, "port": self.port}
+            given = " and ".join(name for name, value in asked.items() if value is not None)
+            if given:
+                raise BindError(f"no_http excludes {given}: leave it out, or {given}")
             return ""
         if not http_bind:
             host = self.host or DEFAULT_HOST

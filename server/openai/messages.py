@@ -31,7 +31,7 @@ from tasuki.server.text.json_reading import (
     read_arguments,
 )
 
-from .request_fields import RequestFields, optional
+from .request_fields import RequestFields, ToolNames, optional
 
 _FLAGS = ("enable_thinking", "preserve_thinking")
 _EFFORT = "reasoning_effort"
@@ -94,6 +94,8 @@ _MAY_BE_EMPTY = ("assistant", "tool")
 _SHOW_PICTURES = ("user", "tool")
 # Clients may omit the type, because there is no other.
 _FUNCTION = "function"
+_OF_FUNCTIONS = {"description": str, "parameters": dict, "strict": bool}
+"""Types of a function's optional fields."""
 # The field with the text, by the part's type. The Responses API's names are with its items.
 _TEXT_OF_PART = {
     "text": "text",
@@ -143,7 +145,7 @@ def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
     """Return the request's tool definitions unchanged, but add a missing type. Return an empty list
     if `tool_choice` is "none". Raises InvalidField, also in this case."""
-    tools = fields.items("tools", MAX_TOOLS)
+    tools, names = fields.items("tools", MAX_TOOLS), ToolNames()
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") not in (None, _FUNCTION):
@@ -151,7 +153,9 @@ def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidField(f"{place}.function", "must be an object with a name")
-        optional(function, "strict", bool, f"{place}.function")
+        names.add(function["name"], f"{place}.function.name")
+        for name, kind in _OF_FUNCTIONS.items():
+            optional(function, name, kind, f"{place}.function")
     if fields.get("tool_choice") == "none":
         return []
     # Templates show a definition unchanged.

@@ -44,6 +44,19 @@ def optional(item: Mapping[str, Any], name: str, kind: type[Value], place: str) 
     return None if item.get(name) is None else required(item, name, kind, place)
 
 
+class ToolNames:
+    """The names of a request's tools so far. Names must differ, because a call names its tool."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, str] = {}
+
+    def add(self, name: str, place: str) -> None:
+        """Add the name given at `place`. Raises InvalidField for a name given before."""
+        before = self._places.setdefault(name, place)
+        if before != place:
+            raise InvalidField(place, f"{name!r:.60} is also the name at {before}: give another")
+
+
 class RequestFields:
     def __init__(self, values: Mapping[str, Any], fetched: Fetched = NOTHING_FETCHED) -> None:
         """fetched: contents of addresses in the request."""

@@ -10,6 +10,7 @@ from .common_fields import (
     FLAG,
     NOTHING,
     NULL,
+    OBJECT,
     OF_BOTH,
     REFUSED_OF_CHATS,
     SALT,
@@ -70,7 +71,9 @@ _RETURNED: Schema = object_of(
 MESSAGES: Schema = nonnull_array(
     either(_ASKED, _SAID, _ANSWERED, _RETURNED), least=1, most=MAX_MESSAGES
 )
-_FUNCTION: Schema = object_of({"name": STRING, "strict": FLAG}, ["name"])
+_FUNCTION: Schema = object_of(
+    {"name": STRING, "description": TEXT, "parameters": OBJECT, "strict": FLAG}, ["name"]
+)
 TOOLS: Schema = array(
     object_of({"type": one_of([None, "function"]), "function": _FUNCTION}, ["function"]),
     most=MAX_TOOLS,

@@ -11,7 +11,13 @@ from typing import Any
 from tasuki.model.grammar.grammar import GrammarKind
 from tasuki.server.errors import InvalidField
 from tasuki.server.openai.messages import parallel_calls, read_allowed_tools, read_mode
-from tasuki.server.openai.request_fields import RequestFields, is_among, optional, required
+from tasuki.server.openai.request_fields import (
+    RequestFields,
+    ToolNames,
+    is_among,
+    optional,
+    required,
+)
 from tasuki.server.openapi.responses_fields import MAX_NAMESPACE
 from tasuki.server.text.chat_renderer import MAX_TOOLS
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_text
@@ -70,8 +76,9 @@ def template_name(name: str, namespace: str | None) -> str:
 def read_response_tools(fields: RequestFields) -> ResponseTools:
     offered: list[OfferedTool] = []
     names: dict[str, ToolName] = {}
+    shown_names = ToolNames()
     for index, tool in enumerate(fields.items("tools")):
-        _add(tool, f"tools[{index}]", None, offered, names)
+        _add(tool, f"tools[{index}]", None, offered, names, shown_names)
     choice = fields.get("tool_choice")
     shown = [] if choice == "none" else offered
     return ResponseTools(shown, names, parallel_calls(fields), _choice(choice))
@@ -110,6 +117,7 @@ def _add(
     namespace: str | None,
     offered: list[OfferedTool],
     names: dict[str, ToolName],
+    shown_names: ToolNames,
 ) -> None:
     if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
         raise InvalidField(place, "must be an object with a type")
@@ -130,13 +138,14 @@ def _add(
             # The names of all its tools contain the namespace's name.
             raise InvalidField(f"{place}.name", f"may have at most {MAX_NAMESPACE} characters")
         for index, item in enumerate(inner):
-            _add(item, f"{place}.tools[{index}]", name, offered, names)
+            _add(item, f"{place}.tools[{index}]", name, offered, names, shown_names)
         return
     if not is_among(tool.get("defer_loading"), (None, False)):
         raise InvalidField(f"{place}.defer_loading", "must be false: nothing searches for tools")
     if len(offered) >= MAX_TOOLS:
         raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
     shown = template_name(name, namespace)
+    shown_names.add(shown, f"{place}.name")
     names[shown] = ToolName(name, namespace, kind == "custom")
     function = _custom(tool, place) if kind == "custom" else _function(tool, place)
     strict = bool(optional(tool, "strict", bool, place))

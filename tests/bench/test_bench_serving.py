@@ -3,23 +3,19 @@
 import asyncio
 import json
 import os
-import subprocess
 import threading
 import time
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tasuki.bench.handover import process as client_process
-from tasuki.bench.load import node_main, node_process
 from tasuki.bench.load.client.answer import Answer, AnswerReader
 from tasuki.bench.load.client.http_stream import HttpCaller
 from tasuki.bench.load.cpu_by_role import CpuSample, descendants, sample, use_between
@@ -45,32 +41,8 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.utils.system import name_this_thread
-from tests.harness.fork_server import fork_context
-from tests.harness.forked_daemon import ForkedProgram
 from tests.harness.processes import command_of
 from tests.harness.waiting import HANG_SECONDS
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fork nodes and client processes; otherwise each would start an interpreter."""
-    nodes: list[ForkedProgram] = []
-
-    def node(command: Sequence[str], **_: object) -> ForkedProgram:
-        words = [word for word in command if word != "--exit-with-parent"]
-        nodes.append(ForkedProgram(node_main.main, words[words.index("-m") + 2 :]))
-        return nodes[-1]
-
-    programs = SimpleNamespace(
-        Popen=node, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
-    )
-    monkeypatch.setattr(node_process, "subprocess", programs)
-    contexts = SimpleNamespace(get_context=lambda _: fork_context())
-    monkeypatch.setattr(client_process, "mp", contexts)
-    yield
-    for started in nodes:
-        started.stderr.close()
-
 
 FEW = ["--streams", "8", "--clients", "1", "--seconds", "1", "--prompt", "70", "--answer", "20"]
 

@@ -197,7 +197,9 @@ def test_a_second_node_serves_http_at_another_port(monkeypatch: pytest.MonkeyPat
         (["--bind", "x"], 2, "bind 'x' is not HOST:PORT"),
         (["--port", "70000"], 2, "port must be in [0, 65535]"),
         (["--port", "1", "--http-bind", "127.0.0.1:2"], 1, "http_bind has the host and port"),
-        (["--port", "1", "--no-http"], 1, "no_http excludes http_bind, host and port"),
+        (["--port", "1", "--no-http"], 1, "no_http excludes port: leave it out"),
+        (["--no-http", "--port", "1", "--host", "::1"], 1, "no_http excludes host and port"),
+        (["--no-http", "--http-bind", "127.0.0.1:2"], 1, "no_http excludes http_bind"),
     ],
 )
 def test_an_address_s_error_names_what_was_given(

@@ -298,7 +298,8 @@ def test_parts_beyond_a_block_are_refused() -> None:
     assert Media.part(block, 1, 3).content() == b"our"
 
 
-def test_a_thousand_requests_with_aborts_leave_nothing() -> None:
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
+def test_requests_with_aborts_leave_nothing(count: int) -> None:
     """Requests of one to three pictures, some broken, some shown again, aborted at any time."""
     draw = random.Random(7)
     files = [picture_file(*SIZE, format="PNG") + bytes([index]) for index in range(40)]
@@ -306,7 +307,7 @@ def test_a_thousand_requests_with_aborts_leave_nothing() -> None:
     engine = seeing_engine(prefill_chunk_tokens=64)
     asked: list[str] = []
     with linked() as (front, come, _):
-        for index in range(1000):
+        for index in range(count):
             names = [draw.randrange(len(files)) for _ in range(draw.randint(1, 3))]
             media = draw.choice([plain, sealed])([files[name] for name in names])
             send_messages(front, [pictured(f"{index}", media, 100 * names[0])])
@@ -319,12 +320,12 @@ def test_a_thousand_requests_with_aborts_leave_nothing() -> None:
         for _ in range(100_000):
             post_all(engine, come)
             engine.step()
-            if len(ended(engine)) == 1000:
+            if len(ended(engine)) == count:
                 break
         engine.run()
         engine.assert_at_rest()
         assert_idle(engine)
-    assert ended(engine) == {str(index) for index in range(1000)}
+    assert ended(engine) == {str(index) for index in range(count)}
     encoder(engine).close()
 
 

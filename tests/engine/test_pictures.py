@@ -33,6 +33,7 @@ from tests.harness.tiny_pictures import (
     VIDEO,
     Prompt,
     assert_idle,
+    break_release,
     encoder,
     seeing_engine,
     seeing_parts,
@@ -376,6 +377,27 @@ def test_an_abort_drops_encodes_and_pins() -> None:
     assert encoder(engine).counts.dropped == 1 and encoder(engine).store.nbytes == 0
     engine.run()
     engine.assert_at_rest()
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_defect_as_pictures_are_released_keeps_no_request(
+    aborted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = seeing_engine()
+    break_release(engine, monkeypatch)
+    made = Prompt().picture("a", 2, 3).text(text(5)).picture("b", 2, 3).text(text(5))
+    for name in ("one", "other"):
+        post(engine, made, name)
+    engine.steps(2)
+    if aborted:
+        engine.post(m.Abort(m.RequestId("one")))
+    engine.run()
+    reason = m.FinishReason.ABORT if aborted else m.FinishReason.LENGTH
+    assert engine.finished("one").reason is reason
+    assert len(answer(engine, "other")) == 8
+    assert "the pictures of request one are not released" in caplog.text
+    engine.assert_at_rest()
+    assert_idle(engine)
 
 
 def test_two_requests_for_one_picture_encode_it_once() -> None:

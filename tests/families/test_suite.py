@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasuki.model.families.registry import load_config
 from tasuki.model.weights.safetensors_folder import has_draft_layer
+from tests.harness.block_drafters import raw_for, write_drafter
 from tests.harness.covering import slow_behind
 from tests.harness.engines import Lone, submit
 from tests.harness.family_sets import SETS, cold_engine, greedy_in_pieces, longest
@@ -28,6 +30,12 @@ RANKS = {
 }
 PIECES = {f"{name}-{size}": (name, size) for size in (37, 1, 100) for name in SETS}
 DRAFTING = tuple(name for name in SETS if has_draft_layer(reference_dir(name)))
+OF_ONE_STREAM = tuple(
+    name
+    for name in SETS
+    if (found := load_config(reference_dir(name))).stream_width == found.hidden
+)
+"""The sets that a block drafter can read: it refuses others by name."""
 _QUICK_STEP = 29
 """Distance in tokens between the positions resumed at in `make test`."""
 
@@ -117,9 +125,8 @@ def test_verified_drafts_change_nothing(name: str) -> None:
     engine.assert_at_rest()
 
 
-@pytest.mark.parametrize("name", some_slow(DRAFTING))
-def test_drafts_of_the_draft_layer_change_nothing(name: str) -> None:
-    engine = cold_engine(name, draft_layer="auto", speculate="mtp", draft_tokens=3)
+def drafted(engine: Lone, name: str) -> None:
+    """Assert the goldens with drafts of the model's own, together and resumed at some tokens."""
     computed_together(engine, name)
     usages = [engine.finished(case_name).usage for case_name in cases_of(name)]
     assert sum(usage.drafted_tokens for usage in usages) > 0
@@ -129,6 +136,17 @@ def test_drafts_of_the_draft_layer_change_nothing(name: str) -> None:
         engine.ask(f"to {position}", case.prompt[:position], 3)
         answer = engine.ask(f"from {position}", case.prompt, len(case.greedy))
         assert answer == case.greedy, position
+
+
+@pytest.mark.parametrize("name", some_slow(DRAFTING))
+def test_drafts_of_the_draft_layer_change_nothing(name: str) -> None:
+    drafted(cold_engine(name, draft_layer="auto", speculate="mtp", draft_tokens=3), name)
+
+
+@pytest.mark.parametrize("name", slow_behind(1, {name: name for name in OF_ONE_STREAM}))
+def test_drafts_of_a_block_drafter_change_nothing(name: str, tmp_path: Path) -> None:
+    drafter = write_drafter(tmp_path, raw_for(load_config(reference_dir(name))))
+    drafted(cold_engine(name, drafter=str(drafter), speculate="block", draft_tokens=7), name)
 
 
 @pytest.mark.parametrize("name", some_slow(SETS))

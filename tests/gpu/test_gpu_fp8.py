@@ -16,8 +16,9 @@ from tasuki.engine.assembly.parts import EngineParts, build_arena
 from tasuki.engine.config import EngineConfig
 from tasuki.model.families.loading import build_model
 from tasuki.model.families.qwen3_5.weights import assemble
-from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_folder
+from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
+from tasuki.model.quantise.source import QuantisedSource
 from tasuki.model.weights.source import RandomSource
 from tasuki.transfer.chunks.chunk import StepCounter
 from tests.gpu.one_sequence import LENGTH, TOKENS, OneSequence, divergence

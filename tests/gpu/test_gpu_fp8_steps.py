@@ -17,7 +17,8 @@ from tasuki.model.families.family import Assembly
 from tasuki.model.families.loading import build_model
 from tasuki.model.families.qwen3_5.weights import assemble
 from tasuki.model.forward import FP8_STEPS
-from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource
+from tasuki.model.quantise.checkpoint import RECIPES
+from tasuki.model.quantise.source import QuantisedSource
 from tasuki.model.weights.source import RandomSource
 from tasuki.transfer.chunks.chunk import StepCounter
 from tests.gpu.one_sequence import LENGTH, TOKENS, OneSequence, divergence

@@ -8,6 +8,7 @@ import pytest
 
 from tasuki.model.config import DeltaNetConfig, MoeShape
 from tasuki.model.config_json import Yarn
+from tasuki.model.drafter_shape import DrafterShape
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.protocol.contract import Contract, diff
@@ -94,6 +95,21 @@ CHANGES_NO_STATE = {"max_position", "eos_ids", "head_rows", "held"}
 """Fields that change no state, or that belong to one rank of several."""
 
 
+DRAFTER = DrafterShape(
+    layers=2,
+    hidden=MOE.hidden,
+    intermediate=96,
+    query_heads=6,
+    kv_heads=2,
+    head_dim=32,
+    rope_theta=1e4,
+    norm_eps=1e-6,
+    block=8,
+    mask_id=3,
+    target_layers=(0, 2),
+)
+
+
 def contract_of(model: DeltaNetConfig) -> dict[str, str]:
     layout = model.cache_layout("float32", "float32", "float32")
     return Contract("weights", layout, constants=model.constants).flat()
@@ -107,7 +123,8 @@ def other_models() -> dict[str, DeltaNetConfig]:
         field.name: replace(MOE, feed_forward=replace(experts, **{field.name: 1}))
         for field in fields(MoeShape)
     }
-    by_hand: dict[str, object] = {"yarn": Yarn(4.0, 4096, 32.0, 1.0, 1.0, True)}
+    yarn = Yarn(4.0, 4096, 32.0, 1.0, 1.0, True)
+    by_hand: dict[str, object] = {"yarn": yarn, "drafter": DRAFTER}
     for field in fields(DeltaNetConfig):
         if field.name not in CHANGES_NO_STATE | {"feed_forward"}:
             changed = by_hand.get(field.name) or other(getattr(MOE, field.name))
@@ -118,6 +135,17 @@ def other_models() -> dict[str, DeltaNetConfig]:
 @pytest.mark.parametrize("field", sorted(other_models().keys() - WEIGHTS_SHOW - CHANGES_NO_STATE))
 def test_a_config_that_makes_other_state_of_the_same_weights_is_another(field: str) -> None:
     assert contract_of(other_models()[field]) != contract_of(MOE)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(DrafterShape)])
+def test_a_drafter_that_makes_other_pages_of_the_same_weights_is_another(field: str) -> None:
+    """A proposal writes no page. So a block's length and its mask are a node's own."""
+    by_hand = {"target_layers": (1, 2)}
+    changed = by_hand.get(field) or other(getattr(DRAFTER, field))
+    ours = replace(MOE, drafter=DRAFTER)
+    theirs = replace(MOE, drafter=replace(DRAFTER, **{field: changed}))
+    is_own = field in {"block", "mask_id"} or field in WEIGHTS_SHOW
+    assert (contract_of(theirs) == contract_of(ours)) is is_own
 
 
 def test_a_constant_counts_to_its_last_digit() -> None:

@@ -17,7 +17,7 @@ from tests.harness.engine_pair import EnginePair, engine_pair
 from tests.harness.engines import engine_config
 from tests.harness.picture_goldens import NAMES, PictureModel, needs_goldens
 from tests.harness.picture_prompts import file_submit, golden_case, image_cases
-from tests.harness.tiny_pictures import assert_idle, encoder
+from tests.harness.tiny_pictures import assert_idle, break_release, encoder
 
 pytestmark = needs_goldens
 
@@ -158,6 +158,22 @@ def test_a_lost_hand_over_ends_without_a_tower() -> None:
         both.decode.post(text)
         both.decode.run()
         assert both.decode.tokens("text") == greedy(model, "text")
+
+
+def test_a_defect_as_pictures_are_released_ends_the_transfer(
+    cut_at: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At the first token, or as the transfer is given up. No transfer and no memory is left."""
+    model, case = NAMES[0], "middle"
+    cut_at(5)
+    with pair(model) as both:
+        break_release(both.prefill, monkeypatch)
+        both.stop_at(file_submit(model, case, "lost"), 30)
+        assert answer(both, file_submit(model, case)) == greedy(model, case)
+        assert caplog.text.count("are not released") >= 2
+        assert len(both.prefill.all_said(m.TransferEnded)) == 2
 
 
 def test_a_state_with_pictures_goes_back_to_a_prefill_node() -> None:

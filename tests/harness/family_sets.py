@@ -31,17 +31,24 @@ SETS = tuple(name for name in _SETS if (BESIDE / name).is_dir() and _is_served(n
 
 
 @cache
-def _parts(name: str, chunk: int, draft_layer: str) -> EngineParts:
-    settings = {"prefill_chunk_tokens": chunk, "draft_layer": draft_layer}
+def _parts(name: str, chunk: int, draft_layer: str, drafter: str | None) -> EngineParts:
+    settings: dict[str, object] = {"prefill_chunk_tokens": chunk, "draft_layer": draft_layer}
+    settings["drafter"] = drafter
     return build_parts(engine_config(reference_dir(name), **settings))
 
 
-def cold_engine(name: str, chunk: int = 512, draft_layer: str = "off", **changes: object) -> Lone:
+def cold_engine(
+    name: str,
+    chunk: int = 512,
+    draft_layer: str = "off",
+    drafter: str | None = None,
+    **changes: object,
+) -> Lone:
     """Return an engine of a set on the CPU, with an empty cache. chunk: tokens of a prompt in a
-    forward."""
-    settings = {"prefill_chunk_tokens": chunk, "draft_layer": draft_layer, **changes}
-    config = engine_config(reference_dir(name), **settings)
-    engine = Lone(config, parts=_parts(name, chunk, draft_layer))
+    forward. drafter: folder of a block drafter."""
+    settings = {"prefill_chunk_tokens": chunk, "draft_layer": draft_layer, "drafter": drafter}
+    config = engine_config(reference_dir(name), **settings | changes)
+    engine = Lone(config, parts=_parts(name, chunk, draft_layer, drafter))
     engine.flush()
     return engine
 
@@ -49,7 +56,7 @@ def cold_engine(name: str, chunk: int = 512, draft_layer: str = "off", **changes
 def greedy_in_pieces(name: str, case: Golden, size: int) -> list[int]:
     """Return a case's answer by the model alone. Its prompt is computed in forwards of `size`
     tokens, which read one slot and write another."""
-    parts = _parts(name, 512, "off")
+    parts = _parts(name, 512, "off", None)
     layout, most = parts.layout, len(case.prompt) + len(case.greedy)
     count = -(-most // PAGE_TOKENS)
     slabs = -(-count // layout.pages_per_slab)

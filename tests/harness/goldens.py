@@ -131,14 +131,15 @@ class Workspace:
         slabs: int = 48,
         cache_dtype: str | None = None,
         kv_dtype: str | None = None,
+        ssm_dtype: str = "float32",
     ) -> None:
-        """Build the arena. slabs: its size. cache_dtype: dtype of pages and states. kv_dtype: dtype
-        of the pages alone; None: cache_dtype."""
+        """Build the arena. slabs: its size. cache_dtype: dtype of pages and convolution states.
+        kv_dtype: dtype of the pages alone; None: cache_dtype. ssm_dtype: of recurrent states."""
         # Models this small only lose by threads, the more so when several tests share the cores.
         torch.set_num_threads(1)
         self.model = model
         name = cache_dtype or str(model.weights.dtype).removeprefix("torch.")
-        self.arena = Arena(model.config.cache_layout(kv_dtype or name, name, "float32"), slabs)
+        self.arena = Arena(model.config.cache_layout(kv_dtype or name, name, ssm_dtype), slabs)
         self.arena.bytes.fill_(0xFF)
         if kv_dtype is None:
             assert self.arena.views("kv")[0].isnan().all()

@@ -40,17 +40,23 @@ def long_cases(model: str = _MODEL) -> dict[str, Golden]:
 
 @contextmanager
 def node(
-    device: str, folder: Path | None = None, bucket: Bucket | None = None, model: str = _MODEL
+    device: str,
+    folder: Path | None = None,
+    bucket: Bucket | None = None,
+    model: str = _MODEL,
+    **changes: object,
 ) -> Iterator[Lone]:
     """Return an engine with an arena for the longest golden and little more. The host memory below
-    it is twice as large. folder: folder of its disk tier. bucket: its remote store."""
-    layout = golden_parts(model, device).layout
+    it is twice as large. folder: folder of its disk tier. bucket: its remote store. changes: more
+    settings."""
+    layout = golden_parts(model, device, **changes).layout
     longest = max(len(case.prompt) + len(case.greedy) for case in long_cases(model).values())
     slabs = slabs_for(layout, longest)
     settings: dict[str, object] = {"host_cache_gib": (2 * slabs + 0.5) * layout.slab_bytes / _GIB}
     if folder is not None:
         settings["disk_cache"] = str(folder)
         settings["disk_cache_gib"] = 40 * slabs * layout.slab_bytes / _GIB
+    settings |= changes
     config = engine_config(reference_dir(model), device=device, max_batch=2, **settings)
     built = build_parts(config)
     assert built.host is not None

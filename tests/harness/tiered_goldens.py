@@ -24,8 +24,8 @@ def slabs_for(layout: CacheLayout, tokens: int) -> int:
 
 
 @cache
-def golden_parts(model: str, device: str) -> EngineParts:
-    return build_parts(engine_config(reference_dir(model), device=device))
+def golden_parts(model: str, device: str, **changes: object) -> EngineParts:
+    return build_parts(engine_config(reference_dir(model), device=device, **changes))
 
 
 class CheapLoads(EngineParts):
@@ -37,9 +37,9 @@ class CheapLoads(EngineParts):
         return [TierPrices(1.0, 0.1, 0.1, 1e-6) for _ in super().tier_prices]
 
 
-def tiered_engine(model: str, device: str) -> Lone:
+def tiered_engine(model: str, device: str, **changes: object) -> Lone:
     """Return an engine with an arena for the longest golden and little more."""
-    parts = golden_parts(model, device)
+    parts = golden_parts(model, device, **changes)
     longest = max(len(case.prompt) + len(case.greedy) for case in cases_of(model).values())
     arena = Arena(parts.layout, slabs_for(parts.layout, longest), parts.arena.bytes.device)
     arena.bytes.fill_(0xFF)
@@ -47,7 +47,8 @@ def tiered_engine(model: str, device: str) -> Lone:
     host.bytes.fill_(0xFF)
     held = {name: getattr(parts, name) for name in parts.__dataclass_fields__}
     cheap = CheapLoads(**held | {"arena": arena, "host": host})
-    return Lone(engine_config(reference_dir(model), device=device, max_batch=2), parts=cheap)
+    config = engine_config(reference_dir(model), device=device, max_batch=2, **changes)
+    return Lone(config, parts=cheap)
 
 
 class TieredGoldens:
@@ -58,10 +59,10 @@ class TieredGoldens:
         come_back_from_below(model, self.device)
 
 
-def come_back_from_below(model: str, device: str) -> None:
+def come_back_from_below(model: str, device: str, **changes: object) -> None:
     """Assert the answer of each golden longer than a page, twice, with pages and states loaded from
-    host memory the second time."""
-    engine = tiered_engine(model, device)
+    host memory the second time. changes: settings of the engine."""
+    engine = tiered_engine(model, device, **changes)
     cases = {name: case for name, case in cases_of(model).items() if len(case.prompt) > PAGE_TOKENS}
     assert len(cases) >= 2
     for turn in range(2):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.pictures.placed import Sight
+from tasuki.engine.request import Request
 from tasuki.engine.scheduling.picture_encoder import PictureEncoder
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
@@ -92,6 +94,21 @@ def assert_idle(engine: Lone) -> None:
     own = encoder(engine)
     assert not own.is_busy and not own.is_decoding and not own._held and own._running is None
     assert own.store.pinned == own.store.reservations == 0
+
+
+def break_release(engine: Lone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each release of a request by the scheduler raise, once its pictures are released."""
+    own, own_scheduler = encoder(engine), engine.engine._scheduler
+
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            return getattr(own, name)
+
+        def release(self, request: Request) -> None:
+            own.release(request)
+            raise RuntimeError("a defect")
+
+    monkeypatch.setattr(own_scheduler, "pictures", Broken())
 
 
 class Prompt:

@@ -84,6 +84,7 @@ def gdn_case(
         dt_bias=torch.empty(config.value_heads, device=device).uniform_(-7, -2),
         norm=1 + 0.1 * normal(config.value_dim),
         out_proj=Matrix.of(normal(1, values)),
+        number=0,
     )
     arena.views("conv")[0].fill_(torch.nan)
     arena.views("ssm")[0].fill_(torch.nan)
@@ -134,7 +135,10 @@ class OracleAnswer:
 
 def oracle(case: GdnCase, projected: Tensor, slices: Sequence[SequenceSlice]) -> OracleAnswer:
     cpu = torch.device("cpu")
-    fields = {name: getattr(case.weights, name).to(cpu) for name in vars(case.weights)}
+    fields = {
+        name: field.to(cpu) if isinstance(field, Tensor | Matrix) else field
+        for name, field in vars(case.weights).items()
+    }
     conv, ssm = case.conv.to(cpu, copy=True), case.ssm.to(cpu, copy=True)
     operators = TorchBackend(case.config).bind(Batch.pack(slices))
     output = operators.gdn(projected.to(cpu), GdnWeights(**fields), conv, ssm)

@@ -12,7 +12,7 @@ from tasuki.model.ops.linear.fp8_activations import (
     quantised_swiglu,
     quantised_whole,
 )
-from tasuki.model.ops.linear.fp8_norm import fp8_rms_norm
+from tasuki.model.ops.linear.fp8_norm import fp8_rms_codes, fp8_rms_norm
 from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 
@@ -85,7 +85,9 @@ def test_a_norm_is_quantised_in_its_pass(
         want = rms_norm(residual, weight, 1e-6)
     else:
         want, total = add_rms_norm(branch, residual.clone(), weight, 1e-6)
+    alone = fp8_rms_codes(branch, residual.clone(), weight, 1e-6)
     codes, normed = fp8_rms_norm(branch, residual, weight, 1e-6)
     assert torch.equal(normed, want)
     assert added is False or torch.equal(residual, total)
     check(codes, want.cpu(), 128)
+    check(alone, want.cpu(), 128)

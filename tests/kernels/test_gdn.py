@@ -30,7 +30,9 @@ def check_forward(
         )
     ]
     read_slots = [item.read_slot for item in slices]
-    plan = plan_gdn_prefill(lengths, read_slots, saves, case.conv.device)
+    before = [item.start for item in slices]
+    dtype = case.ssm.dtype
+    plan = plan_gdn_prefill(lengths, read_slots, saves, before, dtype, case.conv.device)
     expected = oracle(case, projected, slices)
     output = gdn_prefill(projected, case.weights, case.config, case.conv, case.ssm, plan)
     expected.check(output, case, tolerance)
@@ -71,17 +73,23 @@ def test_keys_that_repeat_keep_the_solve_exact(device: torch.device) -> None:
 
 def test_no_sequence_saves_past_its_end() -> None:
     with pytest.raises(ValueError, match="after 5 tokens of sequence 1, which has 4"):
-        plan_gdn_prefill([8, 4], [0, 1], [(0, 8, 0), (1, 5, 1)], "cpu")
+        plan_gdn_prefill([8, 4], [0, 1], [(0, 8, 0), (1, 5, 1)], [0, 0], torch.float32, "cpu")
 
 
 def test_tables_begin_aligned_and_hold_every_cut() -> None:
-    plan = plan_gdn_prefill([70, 1], [4, 5], [(0, 70, 4), (0, 3, 6), (1, 1, 7)], "cpu")
+    saves = [(0, 70, 4), (0, 3, 6), (1, 1, 7)]
+    plan = plan_gdn_prefill([70, 1], [4, 5], saves, [40, 0], torch.float32, "cpu")
     assert plan.chunks.tolist() == [[0, 3, 0, 4], [3, 64, 0, 4], [67, 3, 0, 4], [70, 1, 70, 5]]
     assert plan.segments.tolist() == [[0, 1, 0, 1], [1, 3, 1, 2], [3, 4, 2, 3]]
     assert plan.sequences.tolist() == [[0, 4, 0, 2, 0, 2], [70, 5, 2, 3, 2, 3]]
     assert plan.saves.tolist() == [[3, 6], [70, 4], [1, 7]]
-    tables = (plan.sequences, plan.segments, plan.chunks, plan.saves)
-    assert [table.data_ptr() % 16 for table in tables] == [plan.sequences.data_ptr() % 16] * 4
+    assert plan.ends.tolist() == [43, 107, 110, 1]
+    tables = (plan.sequences, plan.segments, plan.chunks, plan.saves, plan.ends)
+    assert [table.data_ptr() % 16 for table in tables] == [plan.sequences.data_ptr() % 16] * 5
+    # Rounded states have chunks that end at multiples of 64 tokens of the sequence.
+    plan = plan_gdn_prefill([70, 1], [4, 5], saves, [40, 0], torch.bfloat16, "cpu")
+    assert plan.chunks[:, :2].tolist() == [[0, 3], [3, 21], [24, 46], [70, 1]]
+    assert plan.ends.tolist() == [43, 64, 110, 1]
 
 
 @every_value(
@@ -119,6 +127,7 @@ def test_step_equals_the_cpu_path(
             int32([*read_slots, 6], device),
             int32([*write_slots, 6], device),
             count(3, device),
+            int32([5] * 4, device),
         )
         expected.check(output[:3], case, shape.tolerance)
         read_slots, write_slots = write_slots, read_slots
@@ -136,6 +145,7 @@ def test_rates_near_zero_keep_their_precision(device: torch.device) -> None:
     case.conv.zero_()
     for _ in range(16):
         one = count(1, device)
-        gdn_decode(projected, case.weights, case.config, case.conv, case.ssm, slot, slot, one)
+        tables = slot, slot, one, int32([0], device)
+        gdn_decode(projected, case.weights, case.config, case.conv, case.ssm, *tables)
     rate = torch.nn.functional.softplus(torch.tensor(-10.0, dtype=torch.float64)).item()
     close(case.ssm[0], (before * torch.exp(torch.tensor(-16 * 16 * rate))).float().cpu(), 5e-6)

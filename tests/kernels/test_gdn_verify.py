@@ -1,6 +1,8 @@
 """Rows with drafts through a GDN layer: the CPU path's outputs without a written slot. Folds, alone
 or by the next rows, leave the states of as many single steps, bit by bit."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -49,8 +51,12 @@ def verify(
     rows: int | None = None,
     turn: int = 0,
     folds: RowFolds | None = None,
+    starts: Sequence[int] = (),
 ) -> torch.Tensor:
+    """Verify rows. starts: tokens before each row; none: 5."""
     device = case.conv.device
+    tokens = len(projected) // len(slots)
+    positions = [start + at for start in starts or [5] * len(slots) for at in range(tokens)]
     return gdn_verify(
         projected,
         case.weights,
@@ -60,6 +66,7 @@ def verify(
         int32(slots, device),
         int32(counts, device),
         count(len(slots) if rows is None else rows, device),
+        int32(positions, device),
         kept.layer(0),
         int32([turn], device),
         folds or nothing_folded(slots, device),
@@ -73,9 +80,13 @@ def fold(
     counts: list[int],
     *slots: list[int],
     turn: int = 0,
+    starts: Sequence[int] = (),
 ) -> None:
-    tables = (int32(values, case.conv.device) for values in (places, counts, *slots))
-    gdn_fold(kept.of(turn), case.config, [case.conv], [case.ssm], FoldRows(*tables))
+    """Fold rows. starts: tokens before each row; none: 5."""
+    device = case.conv.device
+    tables = (int32(values, device) for values in (places, counts, *slots))
+    before = int32(starts or [5] * len(places), device)
+    gdn_fold(kept.of(turn), case.config, [case.conv], [case.ssm], FoldRows(*tables), before)
 
 
 @each_step_shape
@@ -163,8 +174,9 @@ def test_any_count_of_tokens_is_as_many_single_ones_bit_by_bit(
             alone = []
             for token in range(held):
                 slot = min(token, 1)
-                alone.append(verify(single, projected[token : token + 1], [slot], [1], one))
-                fold(single, one, [0], [1], [slot], [1])
+                own, start = projected[token : token + 1], [5 + token]
+                alone.append(verify(single, own, [slot], [1], one, starts=start))
+                fold(single, one, [0], [1], [slot], [1], starts=start)
             assert torch.equal(together[:held], torch.cat(alone))
             assert torch.equal(case.ssm[1], single.ssm[1])
             assert torch.equal(case.conv[1], single.conv[1])
@@ -198,6 +210,7 @@ def test_a_fold_is_as_many_decode_steps(
             slot,
             int32([1], device),
             one,
+            int32([5 + token], device),
         )
         close(output, together[token : token + 1].cpu().float(), shape.tolerance)
     close(case.ssm[1], stepped.ssm[1].cpu().float(), 0 if device.type == "cpu" else shape.tolerance)
@@ -229,10 +242,10 @@ def test_rows_fold_their_last_tokens_as_a_fold_before_them_does(
     )
     columns = FoldRows(folds.places, folds.counts, folds.slots, int32([*behind, 8], device))
     fold_columns(kept, case.config, [case.conv], columns, int32([1], device))
-    slots, counts = [*behind, 8], [3, 2, 1, 3]
-    output = verify(case, after, slots, counts, kept, rows=3, turn=1, folds=folds)
+    slots, counts, starts = [*behind, 8], [3, 2, 1, 3], [6, 9, 8, 0]
+    output = verify(case, after, slots, counts, kept, 3, 1, folds, starts)
     fold(apart, own, *tables)
-    expected = verify(apart, after, slots, counts, own, rows=3, turn=1)
+    expected = verify(apart, after, slots, counts, own, 3, 1, starts=starts)
     assert torch.equal(output[: 3 * tokens], expected[: 3 * tokens])
     assert output[3 * tokens :].isnan().all()
     for mine, theirs in ((case.ssm, apart.ssm), (case.conv, apart.conv)):
@@ -263,22 +276,24 @@ def test_one_fold_stores_every_layer(device: torch.device) -> None:
             int32([2], device),
             int32([3], device),
             count(1, device),
+            int32([5, 6, 7], device),
             kept.layer(layer),
             int32([0], device),
             nothing_folded([2], device),
         )
     tables = [int32([value], device) for value in (0, 2, 2, 1)]
     before = memory[1].clone()
-    gdn_fold(kept.of(0), case.config, conv, ssm, FoldRows(*tables))
+    starts = int32([5], device)
+    gdn_fold(kept.of(0), case.config, conv, ssm, FoldRows(*tables), starts)
     for layer in range(2):
         one = kept.of(0)
         own = KeptInputs(*(getattr(one, name)[layer : layer + 1] for name in vars(one)))
         single = [x[layer].clone() for x in (conv, ssm)]
-        gdn_fold(own, case.config, [single[0]], [single[1]], FoldRows(*tables))
+        gdn_fold(own, case.config, [single[0]], [single[1]], FoldRows(*tables), starts)
         assert torch.equal(ssm[layer], single[1]) and torch.equal(conv[layer], single[0])
     assert not torch.isclose(memory[1], before).any()
     with pytest.raises(ValueError, match="equally"):
-        gdn_fold(kept.of(0), case.config, conv, [ssm[1], ssm[0], ssm[1]], FoldRows(*tables))
+        gdn_fold(kept.of(0), case.config, conv, [ssm[1], ssm[0], ssm[1]], FoldRows(*tables), starts)
 
 
 def test_what_is_kept_is_counted(device: torch.device) -> None:

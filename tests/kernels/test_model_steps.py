@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.families import registry
 from tasuki.model.families.qwen3_5 import weights
@@ -122,6 +123,11 @@ def both(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Both]
     yield Both(RAWS[request.param], device)
 
 
+each_split = pytest.mark.parametrize(
+    "split", slow_behind(1, {split.value: split for split in AttentionSplit})
+)
+
+
 @torch.inference_mode()
 def prompted(both: Both) -> list[int]:
     """Compute the prompts into the slots 2 and 3, and return their lengths."""
@@ -131,8 +137,9 @@ def prompted(both: Both) -> list[int]:
     return [len(prompt) for prompt in PROMPTS]
 
 
+@each_split
 @torch.inference_mode()
-def test_a_prompt_then_a_decode_step(both: Both) -> None:
+def test_a_prompt_then_a_decode_step(both: Both, split: AttentionSplit) -> None:
     lengths = prompted(both)
     both.check()
     tokens = [answer[:1] for answer in ANSWERS]
@@ -147,7 +154,7 @@ def test_a_prompt_then_a_decode_step(both: Both) -> None:
         write_slots=both.ints([4, 5]),
         rows=both.ints([2]),
     )
-    steps = both.gpu.decode_steps(2)
+    steps = both.gpu.decode_steps(2, split)
     ids = torch.tensor([row[0] for row in tokens], device=both.arena.bytes.device)
     close(steps.run(ids, batch, both.arena).own_head().cpu(), want, TOLERANCE)
     both.check()
@@ -159,11 +166,12 @@ def test_a_prompt_then_a_decode_step(both: Both) -> None:
 
 
 @pytest.mark.slow
+@each_split
 @torch.inference_mode()
-def test_verified_drafts_and_their_folds(both: Both) -> None:
+def test_verified_drafts_and_their_folds(both: Both, split: AttentionSplit) -> None:
     lengths = prompted(both)
     accepted = [2, 3]
-    steps, width = both.gpu.verify_steps(2, 3), 3
+    steps, width = both.gpu.verify_steps(2, 3, split), 3
     batch = VerifyBatch(
         positions=both.ints([length + at for length in lengths for at in range(width)]),
         owners=both.ints([0, 0, 0, 1, 1, 1]),
@@ -192,5 +200,6 @@ def test_verified_drafts_and_their_folds(both: Both) -> None:
     kept = [answer[:count] for answer, count in zip(ANSWERS, accepted, strict=True)]
     both.cpu.forward(Batch.pack(both.slices(kept, lengths, 2, 6)), both.expected, NullHooks())
     columns = ([0, 1], accepted, [2, 3], [6, 7])
-    steps.fold(0, FoldRows(*map(both.ints, columns)), both.arena)
+    rows = FoldRows(*map(both.ints, columns))
+    steps.fold(0, rows, both.ints(lengths), both.arena)
     both.check()

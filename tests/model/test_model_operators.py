@@ -12,11 +12,14 @@ from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.ops.gdn.reference import gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import causal_conv, plan_conv
 from tasuki.model.ops.gdn.reference_recurrent import recurrent_gated_delta_rule
+from tasuki.model.ops.gdn.reference_rounding import StateNoise
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
 from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
+
+NOISE = StateNoise(3)
 
 
 def noise(seed: int, *shape: int) -> Tensor:
@@ -38,8 +41,9 @@ def test_chunked_rule_equals_the_recurrence(tokens: int, decay: float) -> None:
     pool = torch.full((5, 3, 24, 16), torch.nan)
     pool[1] = start = noise(9, 3, 24, 16)
     cut = tokens // 2
-    plan = plan_gdn([tokens], torch.tensor([1]), [(0, tokens, 2), (0, cut, 4)])
-    got = gated_delta_rule(*inputs, pool, plan)
+    saves = [(0, tokens, 2), (0, cut, 4)]
+    plan = plan_gdn([tokens], torch.tensor([1]), saves, (), [0], torch.float32)
+    got = gated_delta_rule(*inputs, pool, plan, NOISE)
     want, end = recurrent_gated_delta_rule(*inputs, start)
     _, middle = recurrent_gated_delta_rule(*(x[:cut] for x in inputs), start)
     torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
@@ -51,7 +55,7 @@ def test_chunked_rule_equals_the_recurrence(tokens: int, decay: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_stepped_tokens_leave_what_single_steps_leave_bit_by_bit(dtype: torch.dtype) -> None:
-    tokens = 6
+    tokens, before = 6, 61
     inputs = gdn_inputs(3, tokens, 0.5)
     start = noise(9, 3, 24, 16)
 
@@ -63,20 +67,23 @@ def test_stepped_tokens_leave_what_single_steps_leave_bit_by_bit(dtype: torch.dt
     singles, outputs = pool(), []
     for token in range(tokens):
         one = tuple(x[token : token + 1] for x in inputs)
-        plan = plan_gdn([1], torch.tensor([token]), [(0, 1, token + 1)])
-        outputs.append(gated_delta_rule(*one, singles, plan))
+        slot, saves = torch.tensor([token]), [(0, 1, token + 1)]
+        plan = plan_gdn([1], slot, saves, (), [before + token], dtype)
+        outputs.append(gated_delta_rule(*one, singles, plan, NOISE))
     stepped = pool()
     saves = [(0, token + 1, token + 1) for token in range(tokens)]
-    plan = plan_gdn([tokens], torch.tensor([0]), saves, {0})
-    assert torch.equal(gated_delta_rule(*inputs, stepped, plan), torch.cat(outputs))
+    place = {0}, [before], dtype
+    plan = plan_gdn([tokens], torch.tensor([0]), saves, *place)
+    assert torch.equal(gated_delta_rule(*inputs, stepped, plan, NOISE), torch.cat(outputs))
     assert torch.equal(stepped[: tokens + 1], singles[: tokens + 1])
     # Without a slot nothing is stored, and a fold of some of them equals as many steps.
     for count in range(1, tokens + 1):
         some, held = tuple(x[:count] for x in inputs), pool()
-        gated_delta_rule(*inputs, held, plan_gdn([tokens], torch.tensor([0]), [], {0}))
+        nothing = plan_gdn([tokens], torch.tensor([0]), [], *place)
+        gated_delta_rule(*inputs, held, nothing, NOISE)
         assert torch.equal(held.isnan(), pool().isnan())
-        fold = plan_gdn([count], torch.tensor([0]), [(0, count, tokens + 2)], {0})
-        gated_delta_rule(*some, held, fold)
+        fold = plan_gdn([count], torch.tensor([0]), [(0, count, tokens + 2)], *place)
+        gated_delta_rule(*some, held, fold, NOISE)
         assert torch.equal(held[tokens + 2], singles[count])
 
 

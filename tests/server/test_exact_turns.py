@@ -36,7 +36,9 @@ TOOLS = [
 ]
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 TURNS = 10
-FEW_TURNS = 5
+QUESTIONS = 6
+"""Turns of questions alone, and of a client that drops thoughts: four pages."""
+FEW_TURNS = 4
 """Turns over Messages and Responses, still over several pages. Their turns take the same path as
 chats."""
 OPENING = 8
@@ -210,11 +212,11 @@ def test_questions_resume_where_the_template_keeps_what_was_thought(
 ) -> None:
     fields = {} if asked is None else {"chat_template_kwargs": {"preserve_thinking": asked}}
     chat = Chat(node, template, cache_salt=f"questions {asked}", **fields)
-    for turn in range(TURNS):
+    for turn in range(QUESTIONS):
         chat.say("user", f"What is {turn} and one?")
         chat.answer(thought(template, f"It is {turn}.") + f"It is {turn + 1}.", False)
     keeps = KEEPS_WHERE_ASKED if asked else KEEPS
-    assert chat.ends.exact() == [template in keeps] * (TURNS - 1), chat.ends.turns
+    assert chat.ends.exact() == [template in keeps] * (QUESTIONS - 1), chat.ends.turns
     for turn, told in enumerate(chat.hybrid[1:], 1):
         causes = {cause for cause, tokens in told["causes"].items() if tokens}
         changed = told.get("template_changed_at")
@@ -240,7 +242,7 @@ def test_no_question_loses_more_than_an_answer_s_opening(
     """Lose less than an answer's opening at any page boundary, with or without thoughts returned by
     the client."""
     chat = kind(node, template, cache_salt=f"lost {kind.__name__}")
-    for turn in range(TURNS):
+    for turn in range(QUESTIONS):
         chat.say("user", QUESTION.format(turn) + "Really. " * turn)
         chat.answer(thought(template, f"It is {turn}.") + f"It is {turn + 1}.", turn % 2 == 1)
     assert all(0 <= lost < OPENING for lost in chat.lost), chat.lost
@@ -250,7 +252,7 @@ def test_no_call_loses_more_than_an_answer_s_opening(node: DictatedNode, templat
     """Use a client without returned thoughts, one question and its calls."""
     chat = ForgetfulChat(node, template, cache_salt="lost calls")
     chat.say("user", "What is in the file?")
-    for turn in range(TURNS):
+    for turn in range(QUESTIONS):
         text = thought(template, f"Now {turn}.") + call(template, ARGUMENTS[turn % 3])
         chat.answer(text, turn % 2 == 1)
         chat.say("tool", f"line {turn} " * (turn + 1))

@@ -101,3 +101,10 @@ def test_their_room_is_planned() -> None:
     assert beside(**apart, speculate="tree") == beside(**apart, speculate="off")
     one = KeptInputs.empty(model, 24, 1, 4, torch.bfloat16, torch.device("meta"))
     assert 4 * kept_bytes(model, 24, 2) == one.raw.nbytes + one.mixed.nbytes + one.scalars.nbytes
+
+
+def test_spans_take_no_drafts() -> None:
+    spans = EngineConfig(device="cuda", attention_split="spans", speculate="prediction")
+    with pytest.raises(EngineConfigError, match="give --speculate off, or --attention-split"):
+        most_drafts(spans, on_gpu())
+    assert most_drafts(replace(spans, speculate="off"), on_gpu()) == 0

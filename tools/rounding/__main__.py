@@ -1,6 +1,7 @@
-"""`python -m tools.rounding`: what FP8 rows in steps cost the trained models of the repository.
+"""`python -m tools.rounding`: what FP8 rows in steps cost the trained models of the repository, and
+what recurrent states in bfloat16 cost them (`--of states`).
 
-A model quantised to FP8 blocks reads one text. Each rounding is compared with activations in
+A model reads one text; for FP8 rows it is quantised to FP8 blocks. Each rounding is compared with
 float32: mean KL of the next token's distribution in nats, and the share of equal top tokens.
 """
 
@@ -23,6 +24,7 @@ from tests.harness.goldens import Request, Workspace, final_hidden, logits_of
 from tests.harness.qwen35 import load_weights
 
 from .products import FloatScales, PowerScales, PowerScalesOfBoth
+from .states import compare
 from .texts import EMBEDDED, TOOL_CALLER, dialogues, prose
 
 _MODELS: dict[str, tuple[Path, Callable[[int], list[int]]]] = {
@@ -34,11 +36,16 @@ _MODELS: dict[str, tuple[Path, Callable[[int], list[int]]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="rounding", description=__doc__)
     parser.add_argument("--model", choices=_MODELS, default="embedded")
+    parser.add_argument("--of", choices=("activations", "states"), default="activations")
     parser.add_argument("--tokens", type=int, default=4096, help="length of the text")
     parser.add_argument("--bits", action="store_true", help="the twin to the bit too; it is slow")
     values = parser.parse_args()
     folder, text = _MODELS[values.model]
     tokens = text(values.tokens)
+    if values.of == "states":
+        print(f"{values.model}, {len(tokens)} tokens, states in bfloat16")
+        compare(folder, tokens)
+        return 0
     print(f"{values.model}, {len(tokens)} tokens, weights in FP8 blocks")
     roundings: dict[str, tuple[torch.dtype, Products]] = {
         "bf16": (torch.bfloat16, EXACT),

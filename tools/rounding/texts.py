@@ -15,9 +15,11 @@ _WORDS_OF_FILLER, _LONGEST = 60, 8
 
 
 def prose(tokens: int) -> list[int]:
-    """Return tokens of the embedded model: the held-out excerpt of novels, then the licence."""
+    """Return tokens of the embedded model: the held-out excerpt of novels, the licence, then the
+    pages of docs/."""
     tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
-    text = (EMBEDDED / "held_out.txt").read_text() + (ROOT / "LICENSE").read_text()
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    text = "".join(p.read_text() for p in (EMBEDDED / "held_out.txt", ROOT / "LICENSE", *pages))
     return list(tokenizer.encode(text).ids[:tokens])
 
 

@@ -31,6 +31,8 @@ class KernelSpec:
     constants: dict[str, object] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    max_registers: int | None = None
+    capabilities: tuple[int, ...] = (90, 100)
 
     @staticmethod
     def of(

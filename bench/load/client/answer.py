@@ -13,7 +13,8 @@ class Answer:
     """One answer as received by a client. session, turn: the request's origin. asked: number of
     requested tokens. started, ended, times: seconds of the host's monotonic clock, the same for all
     processes. wrong: number of tokens different from the expected ones. error: reason of an early
-    end, if any. unanswered: True if bytes stopped arriving before the end."""
+    end, if any. unanswered: True if bytes stopped arriving before the end. prompt_tokens: length of
+    the prompt. known_tokens: its first tokens computed in earlier turns of the session."""
 
     session: int
     turn: int
@@ -26,6 +27,8 @@ class Answer:
     cached_tokens: int = 0
     error: str = ""
     unanswered: bool = False
+    prompt_tokens: int = 0
+    known_tokens: int = 0
 
     @property
     def whole(self) -> bool:

@@ -15,9 +15,11 @@ from .answer import AnswerReader, answered_or_silent
 
 
 class GrpcCaller:
-    """A gRPC client over one channel. address: HOST:PORT of the server."""
+    """A gRPC client over one channel. address: HOST:PORT of the server. temperature: of the
+    sampling."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, temperature: float = 0.0) -> None:
+        self._temperature = temperature
         self._channel = open_async_channel(address, None)
         self._stub = pb_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -26,7 +28,11 @@ class GrpcCaller:
         seconds. Cancelling cancels the call."""
         request = pb.GenerateRequest(
             token_ids=pb.TokenIds(ids=prompt),
-            sampling=pb.Sampling(max_new_tokens=reader.answer.asked, ignore_eos=True),
+            sampling=pb.Sampling(
+                max_new_tokens=reader.answer.asked,
+                temperature=self._temperature,
+                ignore_eos=True,
+            ),
         )
         reader.answer.started = reader.last = time.monotonic()
         reading = asyncio.ensure_future(self._read(request, reader))

@@ -127,12 +127,13 @@ class HttpStream(asyncio.Protocol):
 
 
 class HttpCaller:
-    """An HTTP client. address: HOST:PORT of the server."""
+    """An HTTP client. address: HOST:PORT of the server. temperature: of the sampling."""
 
-    def __init__(self, address: str, words: Words) -> None:
+    def __init__(self, address: str, words: Words, temperature: float = 0.0) -> None:
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._words = words
+        self._temperature = temperature
 
     async def ask(self, prompt: Sequence[int], reader: AnswerReader, patience: float) -> None:
         """Send a request. Returns when the answer has ended, or nothing has arrived for `patience`
@@ -141,7 +142,7 @@ class HttpCaller:
             {
                 "prompt": list(prompt),
                 "max_tokens": reader.answer.asked,
-                "temperature": 0,
+                "temperature": self._temperature,
                 "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},

@@ -1,12 +1,16 @@
 """The kinds of load: each class holds the requests of a session's whole life. Values sent to the
 client processes."""
 
+import asyncio
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from .answer import Answer
+from .replies import Replies
+from .session_shape import SessionShape
 
 
 def drawn(seed: str, count: int, vocabulary: int) -> list[int]:
@@ -24,7 +28,11 @@ class Client(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    async def ask(self, session: int, turn: int, prompt: Sequence[int], asked: int) -> Answer: ...
+    async def ask(
+        self, session: int, turn: int, prompt: Sequence[int], asked: int, known: int = 0
+    ) -> Answer:
+        """Send a turn, and return its answer. asked: length of the answer. known: number of the
+        prompt's first tokens computed in earlier turns of the session."""
 
 
 class Load(Protocol):
@@ -113,6 +121,44 @@ class Agents:
                 return
             new = drawn(f"{self.seed} {session} {turn + 1}", self.turn, client.vocabulary)
             prompt = [*prompt, *answer.tokens, *new]
+
+
+@dataclass(frozen=True)
+class GrowingSessions:
+    """A load of agent sessions. A session that has ended is followed by a new one at once. Every
+    turn's prompt appends the last answer and new tokens. The first sessions begin at turns evenly
+    spread over a session, and their first answers have different lengths."""
+
+    sessions: int
+    shape: SessionShape
+    replies: Replies
+    seed: str
+    admitted_first = True
+    cut = True
+
+    async def live(self, client: Client, session: int) -> None:
+        replies = self.replies.of_session(session, self.sessions)
+        first, life = session * self.shape.turns // self.sessions, 0
+        while not client.over:
+            name = f"{self.seed} {session} {life}"
+            prompt = drawn(name, self.shape.prompt(first), client.vocabulary)
+            known = 0
+            for turn in range(first, self.shape.turns):
+                reply = next(replies)
+                asked = reply.tokens
+                if not life and turn == first:
+                    asked = max(1, asked * (session + 1) // self.sessions)
+                sent = time.monotonic()
+                answer = await client.ask(session, turn, prompt, asked, known)
+                if answer.error:
+                    return
+                if client.over or turn + 1 == self.shape.turns:
+                    break
+                await asyncio.sleep(sent + reply.next_after - time.monotonic())
+                known = len(prompt) + len(answer.tokens)
+                new = drawn(f"{name} {turn}", self.shape.fresh, client.vocabulary)
+                prompt = [*prompt, *answer.tokens, *new]
+            first, life = 0, life + 1
 
 
 @dataclass(frozen=True)

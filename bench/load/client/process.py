@@ -39,18 +39,19 @@ class Caller(Protocol):
 class Target:
     """The server under load. protocol: http or grpc. address: its HOST:PORT. known_answers: True if
     answers are the cost-free model's, known in advance. patience: timeout in seconds; a request
-    without a byte for so long counts as unanswered."""
+    without a byte for so long counts as unanswered. temperature: of the sampling."""
 
     protocol: str
     address: str
     vocabulary: int
     known_answers: bool
     patience: float
+    temperature: float = 0.0
 
     def caller(self) -> Caller:
         if self.protocol == "http":
-            return HttpCaller(self.address, Words(self.vocabulary))
-        return GrpcCaller(self.address)
+            return HttpCaller(self.address, Words(self.vocabulary), self.temperature)
+        return GrpcCaller(self.address, self.temperature)
 
 
 class LoadClient:
@@ -77,10 +78,12 @@ class LoadClient:
     def vocabulary(self) -> int:
         return self._target.vocabulary
 
-    async def ask(self, session: int, turn: int, prompt: Sequence[int], asked: int) -> Answer:
+    async def ask(
+        self, session: int, turn: int, prompt: Sequence[int], asked: int, known: int = 0
+    ) -> Answer:
         if session in self._waiting:
             await self._at_once.acquire()
-        answer = Answer(session, turn, asked)
+        answer = Answer(session, turn, asked, prompt_tokens=len(prompt), known_tokens=known)
         self.answers.append(answer)
         expected = answer_to(prompt, self.vocabulary) if self._target.known_answers else None
         reader = AnswerReader(answer, expected, lambda: self._begun(session))

@@ -74,7 +74,8 @@ class KimiConfig(ModelConfig):
     """Shape of a Kimi Linear model. mixers: kind of each layer. kda_heads, kda_dim: heads of a KDA
     layer, and their width. gate_rank: inner width of the two-step products for decay and gate.
     conv_width: taps of the convolution. dense_layers: number of first layers with a dense
-    feed-forward of inner width `intermediate`. Invariant: at least one layer of each kind."""
+    feed-forward of inner width `intermediate`. first_kda_head: number, among all ranks' KDA heads,
+    of this rank's first one. Invariant: at least one layer of each kind."""
 
     mixers: tuple[Mixer, ...]
     kda_heads: int
@@ -85,6 +86,7 @@ class KimiConfig(ModelConfig):
     experts: ExpertShape
     dense_layers: int
     intermediate: int
+    first_kda_head: int = 0
 
     @property
     def kda_width(self) -> int:
@@ -109,7 +111,7 @@ class KimiConfig(ModelConfig):
             f"times {experts.scale!r}"
         )
 
-    def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
+    def own_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
         if kv_dtype == FP8_ROWS:
             raise ModelConfigError(
                 "--kv-dtype is fp8, and latents are not kept as FP8 rows: leave --kv-dtype out"

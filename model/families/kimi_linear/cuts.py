@@ -50,6 +50,7 @@ class KimiCuts:
         return replace(
             config,
             kda_heads=len(shard.of(config.kda_heads)),
+            first_kda_head=shard.of(config.kda_heads).start,
             latent=replace(config.latent, heads=len(shard.of(config.latent.heads))),
             experts=own,
             intermediate=len(shard.of(config.intermediate)),

@@ -14,8 +14,9 @@ from torch.nn import functional
 from tasuki.model.backends.torch_backend import attention_of
 from tasuki.model.forward import Batch, Reduce, one_rank
 from tasuki.model.ops.attention.reference import AttentionPlan
-from tasuki.model.ops.gdn.reference import CHANNEL_DECAY, GdnPlan, gated_delta_rule, plan_gdn
+from tasuki.model.ops.gdn.reference import CHANNEL_DECAY, GdnPlans, gated_delta_rule
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
+from tasuki.model.ops.gdn.reference_rounding import StateNoise
 from tasuki.model.ops.linear.reference import product, swiglu
 from tasuki.model.ops.moe.reference import mixture
 from tasuki.model.ops.norm.reference import l2_norm, rms_norm
@@ -38,7 +39,7 @@ class KimiPlan:
 
     attention: AttentionPlan
     conv: ConvPlan
-    delta: GdnPlan
+    delta: GdnPlans
     room: RowRoom
 
     @staticmethod
@@ -48,7 +49,7 @@ class KimiPlan:
         return KimiPlan(
             attention=attention_of(batch),
             conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
-            delta=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
+            delta=GdnPlans.of(batch),
             room=room,
         )
 
@@ -114,7 +115,8 @@ class KimiOperators:
             weights.decay_rate * functional.softplus(steps + weights.dt_bias),
             beta.float().sigmoid(),
             ssm,
-            self._plan.delta,
+            self._plan.delta.of_states(ssm.dtype),
+            StateNoise(weights.number, config.first_kda_head),
             CHANNEL_DECAY,
         )
         opened = product(gate, weights.gate_proj).view(tokens, heads, dim).float().sigmoid()

@@ -25,7 +25,7 @@ class KdaWeights:
     in_proj: [q | k | v | decay rank | gate rank | beta rows, hidden]. conv: [channels, width].
     decay_proj, gate_proj: [heads * dim, rank], second steps of the products for decay and gate.
     decay_rate: [heads, 1] fp32, -exp(A_log). dt_bias: [heads, dim] fp32, bias of the decay. norm:
-    [dim] fp32. out_proj: [hidden, heads * dim].
+    [dim] fp32. out_proj: [hidden, heads * dim]. number: the layer's number among the KDA layers.
     """
 
     in_proj: Matrix
@@ -36,6 +36,7 @@ class KdaWeights:
     dt_bias: Tensor
     norm: Tensor
     out_proj: Matrix
+    number: int
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,11 @@ class _Assembler:
         attention = f"{prefix}.self_attn"
         return KimiLayer(
             mixer_norm=self._float(f"{prefix}.input_layernorm.weight", hidden),
-            mixer=self._kda(attention) if mixer is Mixer.KDA else self._latent(attention),
+            mixer=(
+                self._kda(attention, self._config.mixers[:layer].count(Mixer.KDA))
+                if mixer is Mixer.KDA
+                else self._latent(attention)
+            ),
             mlp_norm=self._float(f"{prefix}.post_attention_layernorm.weight", hidden),
             mlp=(
                 self._dense(f"{prefix}.mlp", self._config.intermediate)
@@ -150,7 +155,7 @@ class _Assembler:
             ),
         )
 
-    def _kda(self, prefix: str) -> KdaWeights:
+    def _kda(self, prefix: str, number: int) -> KdaWeights:
         shape, hidden = self._config, self._hidden
         heads, dim, width, rank = shape.kda_heads, shape.kda_dim, shape.kda_width, shape.gate_rank
         rows = {"q": width, "k": width, "v": width, "f_a": rank, "g_a": rank, "b": heads}
@@ -168,6 +173,7 @@ class _Assembler:
             dt_bias=self._float(f"{prefix}.dt_bias", width).view(heads, dim),
             norm=self._float(f"{prefix}.o_norm.weight", dim),
             out_proj=self._matrix(f"{prefix}.o_proj.weight", hidden, width),
+            number=number,
         )
 
     def _latent(self, prefix: str) -> LatentWeights:

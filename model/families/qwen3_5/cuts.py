@@ -48,6 +48,7 @@ class Qwen35Cuts:
             kv_heads=len(shard.of(config.kv_heads)),
             key_heads=len(shard.of(config.key_heads)),
             value_heads=len(shard.of(config.value_heads)),
+            first_value_head=shard.of(config.value_heads).start,
             feed_forward=_part_of_feed_forward(shard, config.feed_forward),
             head_rows=vocabulary,
         )

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.backends.base import StepOperators
 from tasuki.model.backends.triton_backend import TritonBackend
-from tasuki.model.backends.triton_decode import DecodeScratch
+from tasuki.model.backends.triton_decode import DecodeScratch, groups_of
 from tasuki.model.backends.triton_entries import fold_carry
 from tasuki.model.backends.triton_verify import VerifyScratch
 from tasuki.model.config import DeltaNetConfig
@@ -26,6 +27,7 @@ from tasuki.model.forward import (
     one_rank,
 )
 from tasuki.model.ops.attention.long_context import block_rows_of
+from tasuki.model.ops.attention.spans.groups import SpanGroups
 from tasuki.model.ops.gdn.verify.fold import gdn_fold
 from tasuki.model.protocol import Guess
 from tasuki.pycache.arena import Arena
@@ -76,11 +78,16 @@ class Qwen35OnGpu(Qwen35Model):
         backend = self._triton.beside()
         return Qwen35OnGpu(self.config, self.weights, backend), backend.prepare
 
-    def decode_steps(self, rows: int) -> "Qwen35DecodeSteps":
-        return Qwen35DecodeSteps(self, self._triton, self._triton.scratch(rows))
+    def decode_steps(
+        self, rows: int, split: AttentionSplit = AttentionSplit.SHARES
+    ) -> "Qwen35DecodeSteps":
+        return Qwen35DecodeSteps(self, self._triton, self._triton.scratch(rows, split))
 
-    def verify_steps(self, rows: int, tokens: int) -> "Qwen35VerifySteps":
-        return Qwen35VerifySteps(self, self._triton, self._triton.verify_scratch(rows, tokens))
+    def verify_steps(
+        self, rows: int, tokens: int, split: AttentionSplit = AttentionSplit.SHARES
+    ) -> "Qwen35VerifySteps":
+        scratch = self._triton.verify_scratch(rows, tokens, split)
+        return Qwen35VerifySteps(self, self._triton, scratch)
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,10 @@ class Qwen35DecodeSteps:
     backend: TritonBackend
     scratch: DecodeScratch
 
+    @property
+    def groups(self) -> SpanGroups | None:
+        return groups_of(self.scratch.spans)
+
     def run(self, tokens: Tensor, batch: DecodeBatch, arena: Arena) -> Qwen35Step:
         operators = self.backend.bind_decode(batch, self.scratch)
         branch, residual = self.model.step(tokens, operators, arena)
@@ -121,6 +132,10 @@ class Qwen35VerifySteps:
     model: Qwen35OnGpu
     backend: TritonBackend
     scratch: VerifyScratch
+
+    @property
+    def groups(self) -> SpanGroups | None:
+        return groups_of(self.scratch.spans)
 
     @property
     def tokens(self) -> int:
@@ -143,8 +158,8 @@ class Qwen35VerifySteps:
         return found
 
     @torch.inference_mode()
-    def fold(self, turn: int, rows: FoldRows, arena: Arena) -> None:
+    def fold(self, turn: int, rows: FoldRows, starts: Tensor, arena: Arena) -> None:
         states = arena.views("conv"), arena.views("ssm")
-        gdn_fold(self.scratch.kept.of(turn), self.model.config, *states, rows)
+        gdn_fold(self.scratch.kept.of(turn), self.model.config, *states, rows, starts)
         if self.scratch.hidden is not None:
             fold_carry(self.scratch.hidden, rows, arena.views("carry")[0])

@@ -72,7 +72,8 @@ class Assembler:
         embedding = self._read("embed_tokens.weight", *table)
         layers: list[LayerWeights] = []
         for kind in config.layer_kinds:
-            layers.append(self._layer(f"layers.{len(layers)}", kind))
+            recurrent = config.layer_kinds[: len(layers)].count(LayerKind.GDN)
+            layers.append(self._layer(f"layers.{len(layers)}", kind, recurrent))
             progress(len(layers), config.layers)
         norm = self._centred("norm.weight", config.hidden)
         draft = self._draft() if config.draft_layers else None
@@ -93,18 +94,19 @@ class Assembler:
             fc=laid_out(self.matrix("mtp.fc.weight", hidden, 2 * hidden)),
             embedding_norm=self._centred("mtp.pre_fc_norm_embedding.weight", hidden),
             hidden_norm=self._centred("mtp.pre_fc_norm_hidden.weight", hidden),
-            layer=self._layer("mtp.layers.0", LayerKind.DRAFT),
+            layer=self._layer("mtp.layers.0", LayerKind.DRAFT, 0),
             norm=self._centred("mtp.norm.weight", hidden),
         )
 
-    def _layer(self, prefix: str, kind: LayerKind) -> LayerWeights:
+    def _layer(self, prefix: str, kind: LayerKind, recurrent: int) -> LayerWeights:
+        """Read a layer. recurrent: number of GDN layers before it."""
         hidden = self.config.hidden
         shape = self.config.feed_forward
         gdn = kind is LayerKind.GDN
         return LayerWeights(
             mixer_norm=self._centred(f"{prefix}.input_layernorm.weight", hidden),
             mixer=(
-                self._gdn(f"{prefix}.linear_attn")
+                self._gdn(f"{prefix}.linear_attn", recurrent)
                 if gdn
                 else self._attention(f"{prefix}.self_attn")
             ),
@@ -125,7 +127,7 @@ class Assembler:
             self.matrix(f"{prefix}.in_proj_{name}.weight", n, config.hidden) for name, n in rows
         ]
 
-    def _gdn(self, prefix: str) -> GdnWeights:
+    def _gdn(self, prefix: str, number: int) -> GdnWeights:
         config = self.config
         heads, hidden = config.value_heads, config.hidden
         width = heads * config.value_dim
@@ -137,6 +139,7 @@ class Assembler:
             dt_bias=self._float(f"{prefix}.dt_bias", heads),
             norm=self._float(f"{prefix}.norm.weight", config.value_dim),
             out_proj=laid_out(self.matrix(f"{prefix}.out_proj.weight", hidden, width)),
+            number=number,
         )
 
     def _attention(self, prefix: str) -> AttentionWeights:

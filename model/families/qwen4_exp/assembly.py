@@ -48,7 +48,9 @@ class Qwen4ExpAssembler(Assembler):
         embedding = self._read("embed_tokens.weight", config.vocab, config.hidden)
         layers: list[LayerWeights] = []
         for layer, kind in enumerate(config.layer_kinds):
-            layers.append(self._own_layer(f"layers.{layer}", kind, config.table_at(layer)))
+            recurrent = config.layer_kinds[:layer].count(LayerKind.GDN)
+            table = config.table_at(layer)
+            layers.append(self._own_layer(f"layers.{layer}", kind, recurrent, table))
             progress(len(layers), config.layers)
         final = self._mixer("hyper_connection_mixer")
         draft = self._own_draft() if config.draft_layers else None
@@ -59,12 +61,15 @@ class Qwen4ExpAssembler(Assembler):
             head = laid_out(self.matrix("lm_head.weight", len(rows), config.hidden))
         return ModelWeights(embedding, head, tuple(layers), final, draft)
 
-    def _own_layer(self, prefix: str, kind: LayerKind, table: TableShape | None) -> LayerWeights:
+    def _own_layer(
+        self, prefix: str, kind: LayerKind, recurrent: int, table: TableShape | None
+    ) -> LayerWeights:
+        """Read a layer. recurrent: number of GDN layers before it."""
         shape = self._shape.feed_forward
         assert isinstance(shape, MoeShape)
         mixer: GdnWeights | SparseWeights
         if kind is LayerKind.GDN:
-            mixer = self._gdn(f"{prefix}.linear_attn")
+            mixer = self._gdn(f"{prefix}.linear_attn", recurrent)
         else:
             mixer = self._sparse(f"{prefix}.self_attn")
         return LayerWeights(
@@ -82,7 +87,7 @@ class Qwen4ExpAssembler(Assembler):
             hidden_norm=self._centred("mtp.pre_fc_norm_hidden.weight", streams),
             fc_embedding=self._square("mtp.fc_embedding.weight"),
             fc_hidden=self._square("mtp.fc_hidden.weight"),
-            layer=self._own_layer("mtp.layers.0", LayerKind.DRAFT, None),
+            layer=self._own_layer("mtp.layers.0", LayerKind.DRAFT, 0, None),
             final=self._mixer("mtp.hyper_connection_mixer"),
         )
 

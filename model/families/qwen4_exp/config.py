@@ -103,7 +103,7 @@ class Qwen4ExpConfig(DeltaNetConfig):
             found += f"; n-grams by {factors}, ended by {self.end_of_text}"
         return found
 
-    def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
+    def own_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
         return _layout_of(self, kv_dtype, conv_dtype, ssm_dtype)
 
     @property

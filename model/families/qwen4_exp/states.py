@@ -14,7 +14,7 @@ from torch import Tensor
 from tasuki.model.families.qwen4_exp.config import Qwen4ExpConfig
 from tasuki.model.forward import Batch
 from tasuki.model.ops.draft.reference import CarryPlan, plan_carry
-from tasuki.model.ops.gdn.reference import GdnPlan, plan_gdn
+from tasuki.model.ops.gdn.reference import GdnPlans
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, plan_conv
 
 
@@ -66,7 +66,7 @@ class StatePlan:
     columns. carry: of the streams carried for the draft layer."""
 
     conv: ConvPlan
-    gdn: GdnPlan
+    gdn: GdnPlans
     windows: Mapping[int, WindowPlan]
     carry: CarryPlan
 
@@ -76,7 +76,7 @@ class StatePlan:
         columns = {config.index.ratio - 1, *map(config.table_window, config.tables)}
         return StatePlan(
             conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
-            gdn=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
+            gdn=GdnPlans.of(batch),
             windows={
                 width: WindowPlan.of(lengths, batch.read_slots, saves, width) for width in columns
             },

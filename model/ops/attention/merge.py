@@ -135,7 +135,7 @@ def share_of_program(
 
 
 @triton.jit
-def _joined(
+def joined_parts(
     outputs,
     weights,
     first,
@@ -168,7 +168,7 @@ def _joined(
 
 
 @triton.jit
-def _opening(gate, gate_stride, row, head, element, HEAD_DIM: tl.constexpr):
+def opening_of(gate, gate_stride, row, head, element, HEAD_DIM: tl.constexpr):
     start = gate + row * gate_stride + head * (2 * HEAD_DIM)
     return tl.sigmoid(tl.load(start + element, cache_modifier=".cg").to(tl.float32))
 
@@ -207,11 +207,11 @@ def _shares_kernel(
     if TOKENS > 1:
         each: tl.constexpr = HEADS // TOKENS
         at, part = row * TOKENS + head // each, head % each
-    opening = _opening(gate, gate_stride, at, part, element, HEAD_DIM)
+    opening = opening_of(gate, gate_stride, at, part, element, HEAD_DIM)
     wait_for_inputs(DEPENDENT)
     if sequence >= tl.load(rows):
         return
-    joined = _joined(
+    joined = joined_parts(
         outputs + head * HEAD_DIM,
         weights + head,
         begin // share + sequence,
@@ -247,7 +247,7 @@ def _splits_kernel(
     element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
     token = tl.program_id(1).to(tl.int64)
     row = token * HEADS + head
-    joined = _joined(
+    joined = joined_parts(
         outputs + row * HEAD_DIM,
         weights + row,
         0,
@@ -258,7 +258,7 @@ def _splits_kernel(
         SLICE,
         STEP,
     )
-    opening = _opening(gate, gate_stride, token, head, element, HEAD_DIM)
+    opening = opening_of(gate, gate_stride, token, head, element, HEAD_DIM)
     target = merged + row * HEAD_DIM + element
     tl.store(target, (joined * opening).to(merged.dtype.element_ty))
 

@@ -88,7 +88,7 @@ def paged_attention_verify(
         TILE=tile,
         BATCH_BLOCK=triton.next_power_of_2(batch),
         FIRST_KEY=first_key,
-        num_warps=_warps(queries),
+        num_warps=warps_of(queries),
         num_stages=_stages(queries, fp8=holds_fp8(kv)) if q.element_size() == 2 else 1,
         **dependent(q),
     )
@@ -106,7 +106,8 @@ def paged_attention_verify(
     return merged.view(batch * tokens, heads * dim)
 
 
-def _warps(queries: int) -> int:
+def warps_of(queries: int) -> int:
+    """Return the number of warps of a program with so many queries."""
     return min(max(queries // _QUERIES_A_WARP, _FEWEST_WARPS), _MOST_WARPS)
 
 
@@ -214,7 +215,7 @@ def compile_specs() -> list[KernelSpec]:
             f"attention_verify_{drafts}_drafts_of_{group}_heads{'_fp8_rows' if fp8 else ''}",
             _attention_verify_kernel,
             heads | sizes | {"FIRST_KEY": first_key, "DEPENDENT": True} | absent,
-            _warps(queries),
+            warps_of(queries),
             _stages(queries, fp8=fp8),
             fp32="outputs weights",
             i32="page_table context_lens counts rows",

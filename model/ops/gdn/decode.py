@@ -21,6 +21,8 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .decode_inputs import gdn_step_inputs
 from .math import silu
+from .reference_rounding import StateNoise
+from .state_rounding import halved_state, line_words, step_words
 
 # Measured on an H200: a whole state in flight, and two programs at a time on a multiprocessor.
 _BLOCK = 64
@@ -42,6 +44,7 @@ def gdn_decode(
     read_slots: Tensor,
     write_slots: Tensor,
     rows: Tensor,
+    positions: Tensor,
 ) -> Tensor:
     """Run one token of each sequence through a GDN mixer, and write the next states. Return [B,
     value_heads * value_dim] in projected's dtype; rows from rows[0] on are left unwritten.
@@ -49,8 +52,8 @@ def gdn_decode(
     projected [B, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads (a)],
     any row stride. conv [slots, channels, width - 1] and ssm [slots, value_heads, value_dim,
     key_dim] are views of the arena: dense except for the slot stride. read_slots, write_slots [B]:
-    slots of the state before and after. rows [1]: number of valid rows. All three are int32 on the
-    device. Head dimensions are powers of two.
+    slots of the state before and after. rows [1]: number of valid rows. positions [B]: of the
+    tokens. All four are int32 on the device. Head dimensions are powers of two.
     """
     inputs = gdn_step_inputs(projected, weights, config, conv, read_slots, write_slots, rows)
     batch, heads = projected.shape[0], config.value_heads
@@ -67,8 +70,10 @@ def gdn_decode(
         read_slots,
         write_slots,
         rows,
+        positions,
         output,
         config.norm_eps,
+        StateNoise(weights.number, config.first_value_head).origin,
         KEY_HEADS=config.key_heads,
         VALUE_HEADS=heads,
         KEY_DIM=config.key_dim,
@@ -83,7 +88,7 @@ def gdn_decode(
     return output
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["origin"])
 def _gdn_decode_kernel(
     z,
     projected_stride,
@@ -95,8 +100,10 @@ def _gdn_decode_kernel(
     read_slots,
     write_slots,
     rows,
+    positions,
     output,
     eps,
+    origin,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -113,6 +120,7 @@ def _gdn_decode_kernel(
     count = tl.load(rows)
     read = tl.load(read_slots + row).to(tl.int64)
     write = tl.load(write_slots + row).to(tl.int64)
+    position = tl.load(positions + row)
     if row >= count:
         wait_for_inputs(DEPENDENT)
         return
@@ -141,6 +149,7 @@ def _gdn_decode_kernel(
     gate = tl.load(z + row.to(tl.int64) * projected_stride + head * VALUE_DIM + column)
     gate = silu(gate.to(tl.float32)) * tl.load(norm + column)
     match = tl.sum(k * q)
+    keys, upper = line_words(KEY_DIM, LINE)
 
     # Three dimensions, so eight lanes share a line, four lanes take rows, and one thread has all
     # lines of a row. A sum over key_dim is then mostly adds, with 3 shuffles instead of 5.
@@ -154,6 +163,9 @@ def _gdn_decode_kernel(
         here = tl.arange(0, BLOCKS)[:, None] == block
         delta = beta * (tl.sum(tl.where(here, v, 0.0), axis=0) - decay * read_k)
         state = state * decay + delta[:, None, None] * k[None, :, :]
+        if ssm.dtype.element_ty == tl.bfloat16:
+            words = step_words(origin + head, position + 1, block * BLOCK + value, delta)
+            state = halved_state(state, words[:, None, None], keys, upper)
         tl.store(new + block * (BLOCK * KEY_DIM) + within, state.to(ssm.dtype.element_ty))
         out = tl.where(here, (decay * read_q + delta * match)[None, :], out)
 
@@ -164,16 +176,17 @@ def _gdn_decode_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
-    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with states of both dtypes."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
-    stream = {"LINE": 32, "BLOCK": _BLOCK, "STAGES": _STAGES, "AHEAD": 32768, "DEPENDENT": True}
+    stream = {"BLOCK": _BLOCK, "STAGES": _STAGES, "AHEAD": 32768, "DEPENDENT": True}
     return [
         KernelSpec.of(
-            "gdn_decode",
+            name,
             _gdn_decode_kernel,
-            heads | stream,
+            heads | stream | {"LINE": line},
             _WARPS,
-            fp32="scalars norm ssm",
-            i32="read_slots write_slots rows",
+            fp32=f"scalars norm {states}",
+            i32="read_slots write_slots rows positions",
         )
+        for name, line, states in (("gdn_decode", 32, "ssm"), ("gdn_decode_bf16_states", 64, ""))
     ]

@@ -2,7 +2,8 @@
 kernels.
 
 Every stored state is the float32 state at exactly its token, stored in the course of the scan. A
-checkpoint costs its bytes, and a shorter chunk. Reference: `TorchOperators.gdn`.
+checkpoint costs its bytes, and a shorter chunk. bfloat16 states are rounded, see
+`reference_rounding`. Reference: `TorchOperators.gdn`.
 """
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from .conv import gdn_conv
 from .conv_state import store_conv_columns
 from .norm import gdn_norm
 from .prefill_plan import GdnPrefillPlan
+from .reference_rounding import StateNoise
 from .scan import gdn_scan
 
 
@@ -37,5 +39,6 @@ def gdn_prefill(
     kq, v = gdn_conv(projected, weights.conv, config, conv, plan)
     store_conv_columns(projected, config, conv, plan)
     mixers, gates = gdn_chunk(projected, kq, weights, config, plan)
-    gdn_scan(kq, v, mixers, gates, config, ssm, plan)
+    noise = StateNoise(weights.number, config.first_value_head)
+    gdn_scan(kq, v, mixers, gates, config, ssm, plan, noise)
     return gdn_norm(projected, v, weights.norm, config, plan)

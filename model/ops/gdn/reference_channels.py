@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .reference_chunked import carry_state
+from .reference_chunked import Settle, carry_state
 
 _BLOCK_TOKENS = 16
 
@@ -43,6 +43,7 @@ def chunk_channel_delta_rule(
     beta: Tensor,
     state: Tensor,
     keep: Sequence[int],
+    settle: Settle,
 ) -> tuple[Tensor, Tensor]:
     """Apply the rule to one sequence of N chunks of C tokens, as chunk_gated_delta_rule() does;
     float32 throughout. g: [N, heads, C, key_dim]. REQUIRES: C is a multiple of 16."""
@@ -64,7 +65,7 @@ def chunk_channel_delta_rule(
         k * (last - total).exp(),
         last.exp(),
     )
-    return carry_state(state, parts, keep)
+    return carry_state(state, parts, keep, settle)
 
 
 def decayed_products(q: Tensor, k: Tensor, g: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:

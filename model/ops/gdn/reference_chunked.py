@@ -6,12 +6,16 @@ exp(G) K S^T). A[t, s] is beta_t exp(G_t - G_s) times the product of k_t and k_s
 right-hand sides are solved before the loop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 CHUNK_TOKENS = 64
+
+Settle = Callable[[int, Tensor], Tensor]
+"""A function of a chunk's number and the state [heads, value_dim, key_dim] after it. It returns the
+state to go on with, which may be rounded."""
 
 
 def chunk_gated_delta_rule(
@@ -22,14 +26,15 @@ def chunk_gated_delta_rule(
     beta: Tensor,
     state: Tensor,
     keep: Sequence[int],
+    settle: Settle,
 ) -> tuple[Tensor, Tensor]:
     """Apply the gated delta rule to one sequence of N chunks of C tokens; float32 throughout.
 
     q, k: [N, heads, C, key_dim], of unit length, q scaled. v: [N, heads, C, value_dim]. g, beta:
     [N, heads, C]; g is the log decay. state: [heads, value_dim, key_dim]. keep: ascending chunk
-    numbers. Returns o [N, heads, C, value_dim] and the states after the chunks in keep, [len(keep),
-    heads, value_dim, key_dim]. A padding token has g = beta = 0: it changes no state, and its o is
-    meaningless.
+    numbers. settle: called after every chunk. Returns o [N, heads, C, value_dim] and the states
+    after the chunks in keep, [len(keep), heads, value_dim, key_dim]. A padding token has g = beta =
+    0: it changes no state, and its o is meaningless.
     """
     size = q.shape[2]
     total = g.cumsum(-1)
@@ -52,11 +57,14 @@ def chunk_gated_delta_rule(
     last = total[..., -1:]
     writes = k * (last - total).exp()[..., None]
     fades = last.exp()[..., None]
-    return carry_state(state, (values, reads, scores, queries, writes, fades), keep)
+    return carry_state(state, (values, reads, scores, queries, writes, fades), keep, settle)
 
 
 def carry_state(
-    state: Tensor, parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], keep: Sequence[int]
+    state: Tensor,
+    parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    keep: Sequence[int],
+    settle: Settle,
 ) -> tuple[Tensor, Tensor]:
     """Run the loop over chunks, and return the outputs and the kept states, as
     chunk_gated_delta_rule() does.
@@ -76,6 +84,7 @@ def carry_state(
         deltas = torch.baddbmm(values[chunk], reads[chunk], state_t, alpha=-1)
         outputs[chunk] = torch.baddbmm(queries[chunk] @ state_t, scores[chunk], deltas)
         state = torch.baddbmm(state * fades[chunk], deltas.transpose(-1, -2), writes[chunk])
+        state = settle(chunk, state)
         if chunk in wanted:
             kept[wanted[chunk]] = state
     return outputs, kept

@@ -2,8 +2,9 @@
 read-out of them.
 
 A program owns one value head of one sequence, and some columns of its value dimension. Its part of
-the state stays in registers from the sequence's first token to its last, and is stored in float32
-at every planned position. Reference: the loop of `reference_chunked.py`.
+the state stays in registers from the sequence's first token to its last, and is stored at every
+planned position. It is in float32. If states are stored in bfloat16, it is rounded to numbers of
+bfloat16 at every multiple of CHUNK tokens. Reference: the loop of `reference_chunked.py`.
 """
 
 import triton
@@ -13,7 +14,10 @@ from torch import Tensor, float32
 from tasuki.model.config import DeltaNetConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from .partitioned_scan import has_partitions, partitioned_scan
 from .prefill_plan import CHUNK, GdnPrefillPlan
+from .reference_rounding import StateNoise
+from .state_rounding import key_words, round_any_state, row_words
 
 _WARPS = 4
 _STAGES = 3
@@ -28,13 +32,17 @@ def gdn_scan(
     config: DeltaNetConfig,
     ssm: Tensor,
     plan: GdnPrefillPlan,
+    noise: StateNoise,
 ) -> None:
     """Scan all chunks. Overwrite v with the outputs before their norm, and store the planned states
     in ssm.
 
     kq, v as from `gdn_conv`; mixers, gates as from `gdn_chunk`; ssm [slots, value_heads, value_dim,
-    key_dim], dense except for the slot stride.
+    key_dim], dense except for the slot stride. noise: for rounding bfloat16 states.
     """
+    if has_partitions(kq, v, ssm):
+        partitioned_scan(kq, v, mixers, gates, config, ssm, plan)
+        return
     columns = min(_COLUMNS, config.value_dim)
     grid = (config.value_dim // columns, config.value_heads, plan.sequences.shape[0])
     _scan_kernel[grid](
@@ -47,6 +55,8 @@ def gdn_scan(
         plan.sequences,
         plan.segments,
         plan.saves,
+        plan.ends,
+        noise.origin,
         KEY_HEADS=config.key_heads,
         VALUE_HEADS=config.value_heads,
         KEY_DIM=config.key_dim,
@@ -65,7 +75,7 @@ def _halves(rows, HALF: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.split(tl.permute(tl.reshape(rows, [2, HALF, COLUMNS]), (1, 2, 0)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["origin"])
 def _scan_kernel(
     kq,
     v,
@@ -76,6 +86,8 @@ def _scan_kernel(
     sequences,
     segments,
     saves,
+    ends,
+    origin,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -95,6 +107,7 @@ def _scan_kernel(
     mix_tiles = mixers + head * (2 * CHUNK * CHUNK) + twice[:, None] * CHUNK + token[None, :]
     state_tile = (head * VALUE_DIM + column[None, :]) * KEY_DIM + key[:, None]
 
+    keys, upper = key_words(key[:, None], KEY_DIM)
     slot = tl.load(sequence + 1).to(tl.int64)
     state = tl.load(ssm + slot * ssm_stride + state_tile).to(tl.float32)
     for segment in range(tl.load(sequence + 2), tl.load(sequence + 3)):
@@ -131,23 +144,34 @@ def _scan_kernel(
             )
             to = v_tiles + at * (VALUE_HEADS * CHUNK * VALUE_DIM)
             tl.store(to, (fade * read + inside).to(v.dtype.element_ty))
+            if ssm.dtype.element_ty == tl.bfloat16:
+                tokens = tl.load(ends + chunk)
+                words = row_words(origin + head, tokens, column)[None, :]
+                whole = round_any_state(state, words, keys, upper)
+                state = tl.where(tokens % CHUNK == 0, whole, state)
+        stored = state
+        if ssm.dtype.element_ty == tl.bfloat16:
+            tokens = tl.load(ends + tl.load(segments + 4 * segment + 1) - 1)
+            words = row_words(origin + head, tokens, column)[None, :]
+            stored = round_any_state(state, words, keys, upper)
         for save in range(tl.load(segments + 4 * segment + 2), tl.load(segments + 4 * segment + 3)):
             target = tl.load(saves + 2 * save + 1).to(tl.int64)
-            tl.store(ssm + target * ssm_stride + state_tile, state.to(ssm.dtype.element_ty))
+            tl.store(ssm + target * ssm_stride + state_tile, stored.to(ssm.dtype.element_ty))
 
 
 def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B in
-    bfloat16 with float32 state."""
+    bfloat16 with states of both dtypes."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
         KernelSpec.of(
-            "gdn_scan",
+            name,
             _scan_kernel,
             heads | {"COLUMNS": _COLUMNS, "CHUNK": CHUNK},
             _WARPS,
             _STAGES,
-            fp32="gates ssm",
-            i32="sequences segments saves",
+            fp32=f"gates {states}",
+            i32="sequences segments saves ends",
         )
+        for name, states in (("gdn_scan", "ssm"), ("gdn_scan_bf16_states", ""))
     ]

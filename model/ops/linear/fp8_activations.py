@@ -23,7 +23,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .fp8_scales import GROUP
 
 _ROWS = 4
-_BLOCK = 1024
+_LEAST_BLOCK, _BLOCK = 1024, 2048
 _WARPS = 4
 
 
@@ -84,7 +84,8 @@ def empty_rows(x: Tensor, rows: int, columns: int) -> Fp8Rows:
 
 def _launch(kernel: Any, x: Tensor, result: Fp8Rows, columns: int) -> None:
     padded = len(result.values)
-    kernel[(padded, triton.cdiv(columns, _BLOCK))](
+    block = min(max(triton.next_power_of_2(columns), _LEAST_BLOCK), _BLOCK)
+    kernel[(padded, triton.cdiv(columns, block))](
         x,
         result.values,
         result.scales,
@@ -92,7 +93,7 @@ def _launch(kernel: Any, x: Tensor, result: Fp8Rows, columns: int) -> None:
         result.count,
         padded,
         COLUMNS=columns,
-        BLOCK=_BLOCK,
+        BLOCK=block,
         num_warps=_WARPS,
         **dependent(x),
     )

@@ -13,6 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from tasuki.model.weights.matrix import Matrix, Plain
 from tasuki.model.weights.quantised_segments import Fp8
 
 from .fp8_activations import Fp8Rows, quantised, quantised_whole
@@ -52,6 +53,32 @@ def block_product(x: Fp8Rows, weight: Fp8) -> Tensor:
     """Return quantised rows x times the weight transposed, [T, out] bf16. REQUIRES:
     has_block_product(weight), and x has a scale for each 128 columns."""
     return _scaled(x, weight)
+
+
+def has_coded_product(matrix: Matrix, dtype: torch.dtype) -> bool:
+    """Return true if coded_product() can multiply by this matrix. dtype: dtype of activations."""
+    match matrix.segments:
+        case [Fp8() as weight] | [Fp8() as weight, Plain(_)]:
+            return has_block_product(weight, dtype)
+    return False
+
+
+def coded_product(codes: Fp8Rows, x: Tensor | None, matrix: Matrix) -> Tensor:
+    """Return the product with the matrix [out, in] transposed, [T, out] bf16. The library
+    multiplies its FP8 rows by codes, and its plain rows below by x. codes: x [T, in] quantised with
+    a scale for each 128 columns. x None: only for a matrix without plain rows. REQUIRES:
+    has_coded_product(matrix)."""
+    match matrix.segments:
+        case [Fp8() as weight]:
+            return block_product(codes, weight)
+        case [Fp8() as weight, Plain(tail)] if x is not None:
+            # Both products go side by side: a copy of them would take as long as a norm.
+            output = x.new_empty(len(codes.values), matrix.shape[0])
+            _scaled_into(codes, weight, output[:, : weight.shape[0]])
+            output = output[: codes.count]
+            torch.mm(x, tail.t(), out=output[:, weight.shape[0] :])
+            return output
+    raise AssertionError("the matrix has plain rows and no x, or no product by the library")
 
 
 def has_shared_product(weight: Fp8, dtype: torch.dtype, shares: int) -> bool:
@@ -102,6 +129,18 @@ def _scaled(x: Fp8Rows, weight: Fp8) -> Tensor:
         out_dtype=torch.bfloat16,
     )
     return result[: x.count]
+
+
+def _scaled_into(x: Fp8Rows, weight: Fp8, output: Tensor) -> None:
+    """Write the library's product into output [padded T, out], any row stride."""
+    torch._scaled_mm(
+        x.values,
+        weight.values.t(),
+        scale_a=x.scales,
+        scale_b=weight.scales.t(),
+        out_dtype=output.dtype,
+        out=output,
+    )
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Root-mean-square norm of rows, as FP8 rows too, in one pass.
+"""Root-mean-square norm of rows, as FP8 rows alone or too, in one pass.
 
 A norm is rounded to its dtype before it is quantised, so its codes are those of
 `fp8_activations.quantised` of the norm. References: `norm.reference.rms_norm`, and
@@ -6,6 +6,7 @@ A norm is rounded to its dtype before it is quantised, so its codes are those of
 add up a row's squares in one order.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,8 +25,21 @@ def fp8_rms_norm(
     """Return the RMS norm of branch + residual as FP8 rows, and in residual's dtype, [T, hidden].
     The sum overwrites `residual`. branch [T, hidden]: any row stride; None: the residual alone is
     normed. residual [T, hidden]: contiguous; weight [hidden] float32, 1 + w."""
+    normed = torch.empty_like(residual)
+    return _launched(branch, residual, weight, normed, eps), normed
+
+
+def fp8_rms_codes(branch: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Fp8Rows:
+    """Return the FP8 rows of fp8_rms_norm() alone. The arguments are the same."""
+    return _launched(branch, residual, weight, None, eps)
+
+
+def _launched(
+    branch: Tensor | None, residual: Tensor, weight: Tensor, normed: Tensor | None, eps: float
+) -> Fp8Rows:
+    """Launch the norm kernel, and return the FP8 rows. normed: receives the norm, if given."""
     rows, hidden = residual.shape
-    normed, codes = residual.new_empty(rows, hidden), empty_rows(residual, rows, hidden)
+    codes = empty_rows(residual, rows, hidden)
     padded, block = len(codes.values), max(triton.next_power_of_2(hidden), GROUP)
     _fp8_norm_kernel[(padded,)](
         branch,
@@ -43,7 +57,7 @@ def fp8_rms_norm(
         num_warps=warps_of(block, ALONE if branch is None else WITH_SUM),
         **dependent(residual),
     )
-    return codes, normed
+    return codes
 
 
 @triton.jit(do_not_specialize=["rows", "padded"])
@@ -62,8 +76,8 @@ def _fp8_norm_kernel(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Write the norm and its FP8 rows, zeros for the rows that fill up to `padded`. The sum
-    overwrites the residual."""
+    """Write the norm, if asked for, and its FP8 rows, zeros for the rows that fill up to `padded`.
+    The sum overwrites the residual."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = (columns < HIDDEN) & (row < rows)
@@ -77,8 +91,9 @@ def _fp8_norm_kernel(
         tl.store(residual + row * HIDDEN + columns, total, inside)
         values = total.to(tl.float32)
     mean = tl.sum(values * values, axis=0) / HIDDEN
-    result = (values * tl.rsqrt(mean + eps) * scale).to(normed.dtype.element_ty)
-    tl.store(normed + row * HIDDEN + columns, result, inside)
+    result = (values * tl.rsqrt(mean + eps) * scale).to(residual.dtype.element_ty)
+    if normed is not None:
+        tl.store(normed + row * HIDDEN + columns, result, inside)
     store_groups(result.to(tl.float32), codes, scales, row, 0, padded, HIDDEN, BLOCK)
 
 
@@ -86,4 +101,9 @@ def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     sizes = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
     warps, fp32 = warps_of(4096, WITH_SUM), "weight scales"
-    return [KernelSpec.of("fp8_norm", _fp8_norm_kernel, sizes, warps, fp32=fp32, codes="*fp8e4nv")]
+
+    def spec(name: str, **absent: None) -> KernelSpec:
+        constants = {**sizes, **absent}
+        return KernelSpec.of(name, _fp8_norm_kernel, constants, warps, fp32=fp32, codes="*fp8e4nv")
+
+    return [spec("fp8_norm"), spec("fp8_norm_codes", normed=None)]

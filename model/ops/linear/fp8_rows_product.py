@@ -36,7 +36,11 @@ MOST_SECOND = 32
 """Largest number of rows of x in a tile with weights as the first operand."""
 _NEIGHBOURS = tl.constexpr(16)
 """Number of tiles of x's rows whose programs with the same weights are neighbours."""
-_TAIL_STAGES = tl.constexpr(4)
+_TAIL_ROWS = tl.constexpr(64)
+_TAIL_BATCH = tl.constexpr(16)
+"""Number of x's rows in a tile of the tail, whatever the tile of the FP8 rows. A tail has few rows,
+so small tiles share out its columns' latency among programs."""
+_TAIL_STAGES = tl.constexpr(5)
 _PROGRAMS = 256
 """Least number of programs with 128 rows of x: two for each multiprocessor."""
 _STEP_ROWS = 512
@@ -120,9 +124,10 @@ def _launch(
     """Launch the kernel. rows: number of FP8 rows to multiply, all or none."""
     columns = weight.shape[1]
     tail_rows = 0 if tail is None else len(tail.values)
-    tiles = triton.cdiv(rows, tile.rows) + triton.cdiv(tail_rows, tile.rows)
+    programs = triton.cdiv(rows, tile.rows) * triton.cdiv(x.count, tile.batch)
+    of_tail = triton.cdiv(tail_rows, _TAIL_ROWS.value) * triton.cdiv(x.count, _TAIL_BATCH.value)
     is_copied = are_copied(x.values, weight.values)
-    _fp8_rows_product_kernel[(tiles * triton.cdiv(x.count, tile.batch), tile.split)](
+    _fp8_rows_product_kernel[(programs + of_tail, tile.split)](
         x.values,
         weight.values,
         *(_tiles(x.values, weight.values, tile) if is_copied else (None, None)),
@@ -189,6 +194,41 @@ def _place(number, tiles, batch, BATCH: tl.constexpr):
     return left // beside, first + left % beside
 
 
+@triton.jit
+def _multiply_tail(
+    number,
+    x,
+    tail,
+    output,
+    x_stride,
+    output_stride,
+    batch,
+    tail_rows,
+    blocks,
+    COLUMNS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SHARES: tl.constexpr,
+):
+    """Multiply one tile of x's rows by one tile of the tail's rows, in the order of the shares."""
+    share = (blocks + SHARES - 1) // SHARES
+    place, of_x = _place(number, (tail_rows + _TAIL_ROWS - 1) // _TAIL_ROWS, batch, _TAIL_BATCH)
+    row = place * _TAIL_ROWS + tl.arange(0, _TAIL_ROWS)
+    item = of_x * _TAIL_BATCH + tl.arange(0, _TAIL_BATCH)
+    # Rows past the tail read its last row and are not stored.
+    held = tl.minimum(row, tail_rows - 1)
+    total = _none(_TAIL_BATCH, _TAIL_ROWS, True)
+    for number_of_share in tl.static_range(SHARES // SPLIT):
+        begin = (tl.program_id(1) * (SHARES // SPLIT) + number_of_share) * share
+        result = _none(_TAIL_BATCH, _TAIL_ROWS, True)
+        for block in tl.range(2 * begin, 2 * min(begin + share, blocks), num_stages=_TAIL_STAGES):
+            column = block * 64 + tl.arange(0, 64)
+            numbers = weight_tile(tail, held, column, COLUMNS, True)
+            inputs = input_tile(x, item, batch, x_stride, column, COLUMNS, True)
+            result += _multiplied(numbers, inputs, True)
+        total += result
+    stored(output, total, row, tail_rows, item, batch, output_stride, True)
+
+
 @triton.jit(do_not_specialize=["x_stride", "scale_stride", "batch", "rows", "tail_rows"])
 def _fp8_rows_product_kernel(
     codes,
@@ -226,13 +266,14 @@ def _fp8_rows_product_kernel(
     number = tl.program_id(0)
     of_tail = 0
     if tail is not None:
-        of_tail = (tail_rows + ROWS - 1) // ROWS * ((batch + BATCH - 1) // BATCH)
+        items = (batch + _TAIL_BATCH - 1) // _TAIL_BATCH
+        of_tail = (tail_rows + _TAIL_ROWS - 1) // _TAIL_ROWS * items
     offset = tl.arange(0, ROWS)
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    total = _none(BATCH, ROWS, WEIGHTS_FIRST)
     if number >= of_tail:
+        total = _none(BATCH, ROWS, WEIGHTS_FIRST)
         place, of_x = _place(number - of_tail, (rows + ROWS - 1) // ROWS, batch, BATCH)
         first = place * ROWS
         item = of_x * BATCH + tl.arange(0, BATCH)
@@ -267,23 +308,9 @@ def _fp8_rows_product_kernel(
             total *= along(tl.load(scales + row), WEIGHTS_FIRST)
         stored(output, total, first + offset, rows, item, batch, output_stride, WEIGHTS_FIRST)
     elif tail is not None:
-        place, of_x = _place(number, (tail_rows + ROWS - 1) // ROWS, batch, BATCH)
-        first = place * ROWS
-        item = of_x * BATCH + tl.arange(0, BATCH)
-        row = tl.minimum(first + offset, tail_rows - 1)
-        for number_of_share in tl.static_range(own):
-            begin = (tl.program_id(1) * own + number_of_share) * share
-            end = min(begin + share, blocks)
-            result = _none(BATCH, ROWS, WEIGHTS_FIRST)
-            for block in tl.range(2 * begin, 2 * end, num_stages=_TAIL_STAGES):
-                column = block * 64 + tl.arange(0, 64)
-                numbers = weight_tile(tail, row, column, COLUMNS, WEIGHTS_FIRST)
-                inputs = input_tile(x, item, batch, x_stride, column, COLUMNS, WEIGHTS_FIRST)
-                result += _multiplied(numbers, inputs, WEIGHTS_FIRST)
-            total += result
-        stored(
-            output + rows, total, first + offset, tail_rows, item, batch, output_stride,
-            WEIGHTS_FIRST,
+        _multiply_tail(
+            number, x, tail, output + rows, x_stride, output_stride, batch, tail_rows, blocks,
+            COLUMNS, SPLIT, SHARES,
         )  # fmt: skip
 
 

@@ -9,8 +9,9 @@ The order of sums depends on the weight's shape alone:
 
 An instruction aligns 32 products and the accumulator to the largest exponent among them. It cuts
 each toward zero at 2^-13 of this exponent, and adds them exactly. It cuts their sum toward zero to
-13 bits of fraction. A product's exponent is the sum of its factors' exponents. The fused
-multiply-add is computed in float64, where a second rounding changes fewer than one in 2^28 sums.
+13 bits of fraction. A product's exponent is the sum of its factors' exponents; of zeros it counts
+for nothing. The fused multiply-add is computed in float64, where a second rounding changes fewer
+than one in 2^28 sums.
 """
 
 import torch
@@ -28,6 +29,8 @@ _INSTRUCTION = 32
 """Number of columns of one instruction."""
 _FRACTION = 13
 """Number of fraction bits kept by the instruction's adder."""
+_OF_ZERO = -30
+"""The exponent of zero. Products of other numbers have -12 and more, and a zero's -22 and less."""
 _TILE_ROWS = 64
 _PROGRAMS = 128
 """Least number of programs: about one for each multiprocessor."""
@@ -131,9 +134,9 @@ def _added(products: Tensor, highest: Tensor, before: Tensor) -> Tensor:
 
 
 def _exponents(values: Tensor) -> Tensor:
-    """Return the exponents of e4m3 numbers, int32. Zeros and the smallest numbers (subnormal) have
-    the least exponent, -6."""
-    return _floor_log2(values).clamp_(min=-6)
+    """Return the exponents of e4m3 numbers, int32. The smallest numbers (subnormal) have the least
+    exponent, -6. A zero's is so low that its products lie below all others."""
+    return _floor_log2(values).clamp_(min=-6).masked_fill_(values == 0, _OF_ZERO)
 
 
 def _floor_log2(values: Tensor) -> Tensor:

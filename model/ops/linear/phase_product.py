@@ -20,7 +20,13 @@ from tasuki.model.weights.matrix import Matrix, Plain, Segment
 from tasuki.model.weights.quantised_segments import Fp8
 
 from .fp8_activations import quantised, quantised_swiglu
-from .fp8_library import block_product, has_block_product, library_product
+from .fp8_library import (
+    block_product,
+    coded_product,
+    has_block_product,
+    has_coded_product,
+    library_product,
+)
 from .fp8_product import fp8_product, fp8_product_swiglu, tile_of_prompts
 from .fp8_rows import has_fp8, rows_product
 from .nvfp4_product import nvfp4_product
@@ -36,6 +42,8 @@ def phase_product(x: Tensor, matrix: Matrix, activations: Activations) -> Tensor
     if activations is Activations.ROWS and has_fp8(matrix):
         return rows_product(quantised(x), x, matrix)
     if activations is Activations.LIBRARY:
+        if has_coded_product(matrix, x.dtype):
+            return coded_product(quantised(x), x, matrix)
         parts = [_of_prompt(x, segment) for segment in matrix.segments]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     output = x.new_empty(x.shape[0], matrix.shape[0])

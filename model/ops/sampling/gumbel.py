@@ -11,13 +11,10 @@ import hashlib
 import torch
 from torch import Tensor
 
-# The lowest-bias 32-bit mixer of the form xorshift, multiply, xorshift, multiply, xorshift:
-# https://github.com/skeeto/hash-prospector
-SHIFTS = (16, 15, 16)
-FACTORS = (0x7FEB352D, 0x846CA68B)
+from tasuki.model.ops.word_mix import MASK, mixed
+
 # The largest float32 below 1: keeps the logarithm of 1 - u finite.
 LARGEST = 1 - 2.0**-24
-_MASK = 0xFFFFFFFF
 
 
 def noise_key(seed: int) -> tuple[int, int]:
@@ -34,17 +31,10 @@ def gumbel(key: tuple[int, int], position: int, vocab: int) -> Tensor:
     """Return the Gumbel noise of each token id at this position, [vocab] float64, finite."""
     # Each token takes two rounds. With one, the noise of two positions would be one sequence,
     # reordered.
-    first = _mix(torch.tensor((position ^ key[0]) & _MASK))
-    second = _mix((first + key[1]) & _MASK)
-    hashed = _mix((_mix(torch.arange(vocab) ^ first) + second) & _MASK)
+    first = mixed(torch.tensor((position ^ key[0]) & MASK))
+    second = mixed((first + key[1]) & MASK)
+    hashed = mixed((mixed(torch.arange(vocab) ^ first) + second) & MASK)
     uniform = ((hashed.float() + 0.5) * 2.0**-32).clamp_max(LARGEST)
     # The tail that decides samples is u near 0, and float32 is fine-grained there. So use -log(1 -
     # u), not -log(u).
     return -(-(-uniform.double()).log1p()).log()
-
-
-def _mix(words: Tensor) -> Tensor:
-    """Return hash words with mixed bits. Words and result are int64 with 32 bits each."""
-    for shift, factor in zip(SHIFTS, FACTORS, strict=False):
-        words = ((words ^ (words >> shift)) * factor) & _MASK
-    return words ^ (words >> SHIFTS[-1])

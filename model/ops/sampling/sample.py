@@ -17,14 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tasuki.model.ops.word_mix_kernel import mix
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .gumbel import FACTORS, LARGEST, SHIFTS
+from .gumbel import LARGEST
 from .radix_keys import RUN, RUN_WARPS, Cut, key_of
 from .slice import Slice
 
-_SHIFT_0, _SHIFT_1, _SHIFT_2 = (tl.constexpr(shift) for shift in SHIFTS)
-_FACTOR_0, _FACTOR_1 = (tl.constexpr(factor) for factor in FACTORS)
 _LARGEST = tl.constexpr(LARGEST)
 _OF_A_RUN = 6
 
@@ -136,19 +135,12 @@ def _apart(found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @triton.jit
-def _mix(word):
-    word = (word ^ (word >> _SHIFT_0)) * _FACTOR_0
-    word = (word ^ (word >> _SHIFT_1)) * _FACTOR_1
-    return word ^ (word >> _SHIFT_2)
-
-
-@triton.jit
 def _gumbel(key_0, key_1, position, token):
     """Return the Gumbel noise of tokens, as in model/ops/sampling/gumbel.py. key_0, key_1,
     position, token: uint32."""
-    first = _mix(position ^ key_0)
-    second = _mix(first + key_1)
-    hashed = _mix(_mix(token ^ first) + second)
+    first = mix(position ^ key_0)
+    second = mix(first + key_1)
+    hashed = mix(mix(token ^ first) + second)
     uniform = tl.minimum((hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10, _LARGEST)
     # -log(1 - u) for small u, because 1 - u would lose its digits. Six terms are exact to float32.
     series = 0.2 + uniform * 0.16666667

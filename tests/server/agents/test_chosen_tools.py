@@ -148,3 +148,40 @@ def test_a_strict_schema_that_cannot_be_followed_is_named(front: AgentFront, pat
     assert reply.status == 400 and "not" in reply.json["error"]["message"], reply
     reply = ask(front, path, tools=[tool(path, "weather", strict="yes")])
     assert reply.status == 400 and "strict" in reply.json["error"]["message"], reply
+
+
+NAMED = {CHAT: "tools[1].function.name", MESSAGES: "tools[1].name", RESPONSES: "tools[1].name"}
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_two_tools_of_one_name_are_refused(front: AgentFront, path: str, choice: str) -> None:
+    """The model's call would name two schemas, and one of them would be dropped silently."""
+    chosen = {"type": choice} if path == MESSAGES else choice
+    twice = [tool(path, "weather"), tool(path, "weather", strict=True)]
+    reply = ask(front, path, tools=twice, tool_choice=chosen)
+    assert reply.status == 400 and reply.error["message"].startswith(NAMED[path]), reply
+    assert "tools[0]" in reply.error["message"] and not front.submits()
+    if path != MESSAGES:
+        assert reply.error["param"] == NAMED[path]
+
+
+def test_names_that_are_one_in_the_template_are_refused(front: AgentFront) -> None:
+    """A namespace is the start of its tools' names there."""
+    inner = {"type": "namespace", "name": "a", "tools": [tool(RESPONSES, "b")]}
+    custom = {"type": "custom", "name": "a__b"}
+    reply = ask(front, RESPONSES, tools=[inner, custom])
+    assert reply.status == 400 and reply.error["param"] == "tools[1].name"
+    assert "tools[0].tools[0].name" in reply.error["message"]
+    assert ask(front, RESPONSES, tools=[inner, {**custom, "name": "b"}]).status == 200
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"parameters": []}, {"parameters": "{}"}, {"parameters": True}, {"description": 1}]
+)
+def test_a_function_s_fields_have_their_types(front: AgentFront, wrong: dict[str, Any]) -> None:
+    (field,) = wrong
+    reply = ask(front, CHAT, tools=[tool(CHAT, "weather", **wrong)])
+    assert reply.status == 400 and reply.error["param"] == f"tools[0].function.{field}"
+    absent = tool(CHAT, "weather", **{field: None})
+    assert ask(front, CHAT, tools=[absent]).status == 200

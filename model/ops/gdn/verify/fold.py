@@ -18,8 +18,9 @@ from tasuki.model.config import DeltaNetConfig
 from tasuki.model.forward import FoldRows
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from ..state_rounding import head_of_layers
 from .kept_inputs import KeptInputs, KeptTurns
-from .step import inputs_of, places_of_state, step, warps_of
+from .step import inputs_of, places_of_state, round_step, step, warps_of
 
 FOLD_WARPS = 8
 _CHANNELS = 256
@@ -32,12 +33,14 @@ def gdn_fold(
     conv: Sequence[Tensor],
     ssm: Sequence[Tensor],
     folds: FoldRows,
+    starts: Tensor,
 ) -> None:
     """Store the states after the accepted tokens in all layers, convolution columns included. kept:
     inputs of the verified tokens. conv, ssm: views of one arena, one per layer, as for
-    `gdn_verify`. Raises ValueError unless the layers have equal distances."""
+    `gdn_verify`. starts: [n] int32, tokens before the accepted ones in each row's sequence. Raises
+    ValueError unless the layers have equal distances."""
     fold_columns(kept, config, conv, folds)
-    fold_states(kept, config, ssm, folds)
+    fold_states(kept, config, ssm, folds, starts)
 
 
 def fold_columns(
@@ -72,7 +75,11 @@ def fold_columns(
 
 
 def fold_states(
-    kept: KeptInputs, config: DeltaNetConfig, ssm: Sequence[Tensor], folds: FoldRows
+    kept: KeptInputs,
+    config: DeltaNetConfig,
+    ssm: Sequence[Tensor],
+    folds: FoldRows,
+    starts: Tensor,
 ) -> None:
     """Store only the recurrent states after the accepted tokens, see gdn_fold()."""
     layers, rows = len(ssm), len(folds.counts)
@@ -86,6 +93,8 @@ def fold_states(
         ssm[0].stride(0),
         ssm_step,
         *folds.tables,
+        starts,
+        config.first_value_head,
         KEY_HEADS=config.key_heads,
         VALUE_HEADS=config.value_heads,
         KEY_DIM=config.key_dim,
@@ -157,7 +166,7 @@ def _fold_columns_kernel(
     tl.store(conv + write * conv_stride + within, columns, mask=inside)
 
 
-@triton.jit(do_not_specialize=["kept_places", "kept_tokens"])
+@triton.jit(do_not_specialize=["kept_places", "kept_tokens", "first_head"])
 def _states_kernel(
     mixed,
     scalars,
@@ -170,6 +179,8 @@ def _states_kernel(
     counts,
     read_slots,
     write_slots,
+    starts,
+    first_head,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -189,6 +200,8 @@ def _states_kernel(
     within = head * (VALUE_DIM * KEY_DIM) + places_of_state(KEY_DIM, VALUE_DIM, LINE)
     ssm += layer * layer_stride
     state = tl.load(ssm + read * ssm_stride + within).to(tl.float32)
+    numbered = head_of_layers(tl.program_id(2), first_head + head)
+    tokens = tl.load(starts + row)
     for _ in range(count):
         _, k, v, decay, beta = inputs_of(
             mixed + at * CHANNELS,
@@ -202,21 +215,32 @@ def _states_kernel(
             VALUE_DIM,
             LINE,
         )
-        state, _ = step(state, k, v, decay, beta)
-        state = state.to(ssm.dtype.element_ty).to(tl.float32)
+        state, delta = step(state, k, v, decay, beta)
+        tokens += 1
+        if ssm.dtype.element_ty == tl.bfloat16:
+            state = round_step(state, delta, numbered, tokens, 0, VALUE_DIM, KEY_DIM, LINE)
         at += 1
     tl.store(ssm + write * ssm_stride + within, state.to(ssm.dtype.element_ty))
 
 
 def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
-    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
-    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "LINE": 32}
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with states of both dtypes."""
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     sizes = {"CHANNELS": 8192, "COLUMNS": 3, "PADDED": 4, "BLOCK": _CHANNELS}
     tables = "places counts read_slots write_slots"
+    of_states = (("gdn_fold_states", 32, "ssm"), ("gdn_fold_bf16_states", 64, ""))
     return [
-        KernelSpec.of(
-            "gdn_fold_states", _states_kernel, heads, FOLD_WARPS, fp32="scalars ssm", i32=tables
+        *(
+            KernelSpec.of(
+                name,
+                _states_kernel,
+                heads | {"LINE": line},
+                FOLD_WARPS,
+                fp32=f"scalars {states}",
+                i32=f"{tables} starts",
+            )
+            for name, line, states in of_states
         ),
         KernelSpec.of(
             "gdn_fold_columns",

@@ -25,11 +25,12 @@ from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.instructions import dependent, prefetch, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from ..reference_rounding import StateNoise
 from .fold import FOLD_WARPS
 from .gated_rows import gated_rows
 from .inputs import verify_inputs
 from .kept_inputs import LayerInputs
-from .step import inputs_of, places_of_state, step, warps_of
+from .step import inputs_of, places_of_state, round_step, step, warps_of
 
 # At 16 and 64 rows of 9B on an H200 this takes 0.57 times as long as whole heads in programs of 16
 # warps. Those warps wait for each other at every token, for its norm.
@@ -59,6 +60,7 @@ def gdn_verify(
     read_slots: Tensor,
     counts: Tensor,
     rows: Tensor,
+    positions: Tensor,
     kept: LayerInputs,
     turn: Tensor,
     folds: RowFolds,
@@ -71,7 +73,8 @@ def gdn_verify(
     (a)], any stride; row r's T tokens begin at r * T. conv: [slots, channels, width - 1]. ssm:
     [slots, value_heads, value_dim, key_dim]. Both are views of the arena, dense except for the slot
     stride. read_slots: [B]. counts: [B], number of valid tokens, 1 to T. rows: [1], number of valid
-    rows. turn: [1], 0 or 1. These four are int32 on the device. kept: two sets with at least B
+    rows. positions: [B * T], of the tokens. turn: [1], 0 or 1. These five are int32 on the device.
+    kept: two sets with at least B
     places and T tokens. This step keeps its inputs in set `turn`, and folds those of the other set.
     Head dimensions are powers of two.
     """
@@ -94,8 +97,10 @@ def gdn_verify(
         read_slots,
         counts,
         rows,
+        positions,
         read,
         projected.shape[0] // batch,
+        StateNoise(weights.number, config.first_value_head).origin,
         KEY_HEADS=config.key_heads,
         VALUE_HEADS=heads,
         KEY_DIM=config.key_dim,
@@ -116,7 +121,7 @@ def _warps_of(rows: int, key_dim: int) -> int:
     return _WARPS if is_whole else warps_of(FOLD_WARPS, rows, key_dim)
 
 
-@triton.jit(do_not_specialize=["kept_tokens", "tokens", "turn_size", "turn_numbers"])
+@triton.jit(do_not_specialize=["kept_tokens", "tokens", "turn_size", "turn_numbers", "origin"])
 def _gdn_verify_kernel(
     mixed,
     scalars,
@@ -132,8 +137,10 @@ def _gdn_verify_kernel(
     read_slots,
     counts,
     rows,
+    positions,
     output,
     tokens,
+    origin,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -155,6 +162,7 @@ def _gdn_verify_kernel(
     kept_at = tl.load(fold_places + row)
     own = tl.load(turn).to(tl.int64)
     count = tl.load(counts + row)
+    seen = tl.load(positions + row * tokens) - folded
     if row >= live:
         wait_for_inputs(DEPENDENT)
         return
@@ -186,8 +194,10 @@ def _gdn_verify_kernel(
             mixed + at, scalars + numbers, head, part, ROWS, KEY_HEADS, VALUE_HEADS, KEY_DIM,
             VALUE_DIM, LINE,
         )  # fmt: skip
-        state, _ = step(state, k, v, decay, beta)
-        state = state.to(ssm.dtype.element_ty).to(tl.float32)
+        state, delta = step(state, k, v, decay, beta)
+        seen += 1
+        if ssm.dtype.element_ty == tl.bfloat16:
+            state = round_step(state, delta, origin + head, seen, part, ROWS, KEY_DIM, LINE)
         q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta
     if folded > 0:
         tl.store(ssm + read * ssm_stride + within + places, state.to(ssm.dtype.element_ty))
@@ -204,8 +214,10 @@ def _gdn_verify_kernel(
         # This is over the old state, as is the step's own sum: S' q = decay (S q) + delta (k . q).
         asked = tl.sum(tl.sum(state * q[None, :, :], axis=1), axis=1)
         state, delta = step(state, k, v, decay, beta)
+        seen += 1
         # A decode step would store the state rounded, and the next step would read that.
-        state = state.to(ssm.dtype.element_ty).to(tl.float32)
+        if ssm.dtype.element_ty == tl.bfloat16:
+            state = round_step(state, delta, origin + head, seen, part, ROWS, KEY_DIM, LINE)
         tl.store(to, decay * asked + delta * tl.sum(k * q))
         q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta
         to += VALUE_HEADS * VALUE_DIM
@@ -213,15 +225,16 @@ def _gdn_verify_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
-    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with states of both dtypes."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
         KernelSpec.of(
-            "gdn_verify",
+            name,
             _gdn_verify_kernel,
-            heads | {"LINE": 32, "ROWS": _ROWS, "AHEAD": 32768, "DEPENDENT": True},
+            heads | {"LINE": line, "ROWS": _ROWS, "AHEAD": 32768, "DEPENDENT": True},
             _WARPS,
-            fp32="scalars ssm output",
-            i32="read_slots counts rows turn fold_counts fold_places fold_slots",
+            fp32=f"scalars output {states}",
+            i32="read_slots counts rows positions turn fold_counts fold_places fold_slots",
         )
+        for name, line, states in (("gdn_verify", 32, "ssm"), ("gdn_verify_bf16_states", 64, ""))
     ]

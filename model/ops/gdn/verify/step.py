@@ -8,6 +8,8 @@ bytes with `line` elements each. Layout and arithmetic are those of `gdn_decode`
 import triton
 import triton.language as tl
 
+from ..state_rounding import line_words, round_state, step_words
+
 
 def warps_of(most: int, rows: int, key_dim: int) -> int:
     """Return the number of warps, at most `most`, for a program with `rows` rows of a state. Every
@@ -55,6 +57,24 @@ def step(state, k, v, decay, beta):
     read = tl.sum(tl.sum(state * k[None, :, :], axis=1), axis=1)
     delta = beta * (v - decay * read)
     return state * decay + delta[:, None, None] * k[None, :, :], delta
+
+
+@triton.jit
+def round_step(
+    state,
+    delta,
+    head,
+    tokens,
+    first,
+    ROWS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    LINE: tl.constexpr,
+):
+    """Return the rows from `first` on of a head's state, rounded to numbers of bfloat16 as a decode
+    step stores them, see row_words(). delta: the rows' updates."""
+    keys, upper = line_words(KEY_DIM, LINE)
+    rows = step_words(head, tokens, first + tl.arange(0, ROWS), delta)
+    return round_state(state, rows[:, None, None], keys, upper)
 
 
 @triton.jit

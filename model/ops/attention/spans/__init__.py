@@ -1,0 +1,1 @@
+"""Attention by spans of keys at fixed positions; rows with common pages are attended in groups."""
