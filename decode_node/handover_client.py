@@ -115,6 +115,7 @@ class HandoverClient:
         on this host only. traceparent: returns the `traceparent` of a live request's span, empty if
         it has none. progress: returns this node's progress. route: policy to choose a prompt's
         prefill node. pull_tokens: least tokens worth a pull before any measurement."""
+        self._contract = contract
         self._pull_tokens = pull_tokens
         self._traceparent = traceparent
         self._post = post
@@ -142,7 +143,7 @@ class HandoverClient:
         dials = dialling or Dialling()
         self._links = PrefillLinks(
             lambda target: PrefillLink(
-                target, contract, node, transport, self._settings, sender, dials, self
+                target, self._contract, node, transport, self._settings, sender, dials, self
             )
         )
         self._passing = PassingOn(
@@ -220,6 +221,8 @@ class HandoverClient:
                 self._fetch(message)
             case m.StatePassedOn():
                 self._passing.passed_on(message)
+            case m.WeightsChanged():
+                self._change(message)
             case m.HandoverGranted(grant=grant):
                 if (incoming := self._incoming(grant.transfer_id)) is not None:
                     incoming.put(say.Grant(grant.generation, grant.destination, grant))
@@ -245,6 +248,21 @@ class HandoverClient:
             ):
                 if (pull := self._pulls.get(number)) is not None:
                     pull.put(event_of(message))
+
+    def _change(self, message: m.WeightsChanged) -> None:
+        """Connect to each prefill node again, with other weights. Transfers of before end as those
+        of a lost connection do."""
+        pictures = dict(self._contract.pictures)
+        if pictures:
+            pictures["tower_digest"] = message.files
+        self._contract = replace(
+            self._contract,
+            weights_digest=message.files,
+            tensors_digest=message.tensors,
+            pictures=pictures,
+        )
+        self._links.connect_again(self._contract)
+        self._post(m.LinksClosed())
 
     def _begin(self, wanted: m.HandoverWanted) -> None:
         """Begin the transfer of a wanted hand-over; on an error report its loss to the engine."""

@@ -29,7 +29,12 @@ from tasuki.transfer.control.outbox import MOST_MESSAGES, Outbox
 from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.protocol.messages import drain_to_wire, lease_from_wire, node_from_wire
+from tasuki.transfer.protocol.messages import (
+    drain_to_wire,
+    lease_from_wire,
+    node_from_wire,
+    weights_from_wire,
+)
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.transports.base import Transport
 
@@ -283,6 +288,8 @@ class PrefillConnection:
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
         self.sees_pictures = sees_pictures
+        self.weights = weights_from_wire(connected.weights)
+        """Namespace of the salts under which the node names its prefixes."""
         self.lost = asyncio.Event()
         self.progress: NodeProgress | None = None
         """Progress of the node, from its latest heartbeat with a report of it; None before one."""

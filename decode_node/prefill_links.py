@@ -199,6 +199,12 @@ class PrefillLink:
         state = PrefillNodeState.REFUSED if refused else PrefillNodeState.LOST
         return PrefillNodeStatus(self.target, name, state, refused)
 
+    def connect_again(self, contract: Contract) -> None:
+        """End the connection, if any. Use this contract for later ones."""
+        self._contract = contract
+        if self.connection is not None:
+            self.connection.lost.set()
+
     async def run(self) -> None:
         """Connect, answer heartbeats and reconnect until cancelled. If connecting to the target is
         forbidden, log it once and return; the link stays rejected."""
@@ -391,6 +397,11 @@ class PrefillLinks:
     @property
     def available(self) -> bool:
         return any(link.takes_transfers for link in self._links.values())
+
+    def connect_again(self, contract: Contract) -> None:
+        """End all connections. Use this contract for later ones."""
+        for link in (*self._links.values(), *self._leaving):
+            link.connect_again(contract)
 
     def follow(self, targets: Iterable[str]) -> None:
         """Make these targets, HOST:PORT each, the member nodes: begin new links, or reuse a link

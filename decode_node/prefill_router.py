@@ -25,6 +25,7 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import FleetIndex
 from tasuki.pycache.keys import Keys
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.weights_namespace import START, WeightsNamespace
 from tasuki.routing.node_choice import (
     HOLDERS,
     SAMPLED_ABOVE,
@@ -60,10 +61,12 @@ _MOST_NODES = 1 << 16
 class _Followed:
     """Reading state of one node's stream of held prefixes.
 
-    entries: number of its prefixes in the index. sequence: number of its latest batch. heard_at:
-    time of the latest batch in monotonic seconds; -inf before any snapshot.
+    weights: namespace of the node's weights; it uses only prefixes named in it. entries: number of
+    its prefixes in the index. sequence: number of its latest batch. heard_at: time of the latest
+    batch in monotonic seconds; -inf before any snapshot.
     """
 
+    weights: WeightsNamespace = START
     entries: int = 0
     sequence: int = 0
     heard_at: float = -math.inf
@@ -93,15 +96,15 @@ class UsableIndex:
         node = self._followed.get(number)
         return None if node is None else node.entries
 
-    def add(self) -> int:
-        """Add a node to the index; return its number, not used for a long time. Raises PeerInvalid
-        if there are too many nodes."""
+    def add(self, weights: WeightsNamespace = START) -> int:
+        """Add a node to the index; return its number, not used for a long time. weights: namespace
+        of its weights. Raises PeerInvalid if there are too many nodes."""
         if len(self._followed) == _MOST_NODES:
             raise PeerInvalid(f"usable: {_MOST_NODES} nodes are followed already")
         while (number := self._given % _MOST_NODES) in self._followed:
             self._given += 1
         self._given += 1
-        self._followed[number] = _Followed()
+        self._followed[number] = _Followed(weights)
         return number
 
     def discard(self, number: int) -> None:
@@ -112,9 +115,10 @@ class UsableIndex:
     def start_over(self, number: int) -> None:
         """Remove the node's prefixes from the index, because its stream begins again, with a
         snapshot."""
-        if self._followed[number].entries:
+        node = self._followed[number]
+        if node.entries:
             self._index.forget(number)
-        self._followed[number] = _Followed()
+        self._followed[number] = _Followed(node.weights)
 
     def apply(self, number: int, batch: pb.UsableBatch, now: float) -> int:
         """Apply the next batch of the node's stream; return the number of prefixes in it, removed
@@ -150,7 +154,17 @@ class UsableIndex:
         prompt's prefixes. Only the nodes holding most are returned, at least `enough` of them if
         there are as many. seed: random number choosing among nodes with equally many."""
         holders, beginnings = self._index.look_up(prompt, salt, enough, seed)
-        return dict(holders), beginnings
+        held = self._of(START, holders)
+        for weights in {node.weights for node in self._followed.values()} - {START}:
+            held |= self._of(
+                weights, self._index.holders(prompt, weights.salted(salt), enough, seed)
+            )
+        return held, beginnings
+
+    def _of(self, weights: WeightsNamespace, holders: list[tuple[int, int]]) -> dict[int, int]:
+        """Return the held tokens by node, of nodes with these weights."""
+        followed = self._followed
+        return {node: tokens for node, tokens in holders if followed[node].weights == weights}
 
 
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
@@ -351,7 +365,7 @@ class PrefillRouter:
     def standing(self, link: PrefillLink, connection: PrefillConnection) -> Iterator[None]:
         """Let the connection's node be chosen, inside `with`. Its held prefixes are read only if
         the route is `auto` or `cost`."""
-        number = connection.number = self.index.add()
+        number = connection.number = self.index.add(connection.weights)
         self._standing[number] = link, connection
         self._numbers = self._turned()
         try:

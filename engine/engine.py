@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tasuki.engine import messages as m
 from tasuki.engine.cache_queries import CacheQueries
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.forward_plan import PlanError
 from tasuki.engine.intake import Intake, PromptLimits
 from tasuki.engine.request import Request
@@ -28,6 +28,8 @@ from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
+from tasuki.engine.updates.staging import Stages
+from tasuki.engine.updates.updates import UpdateInbox, Updates
 from tasuki.model.grammar.grammar import GrammarError, GrammarsBusy, GrammarsUnavailable
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.trials.client import DRAINS
@@ -50,7 +52,8 @@ _GATHERING_SECONDS = 0.002
 """Longest wait for messages at a time, in seconds. It is short, because the forward in flight may
 end earlier than expected."""
 _POLLING_SECONDS = 0.002
-"""Seconds until an otherwise idle loop checks again for a compiled grammar or decoded picture."""
+"""Seconds until an otherwise idle loop checks again for a compiled grammar, a decoded picture or
+staged weights."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,14 @@ class Memory:
 class Compute:
     """The parts for computing an engine's forwards. grammars: the compiler shared with the runner.
     drafts: limits the drafts of an answer in a step. pictures: encoder of pictures; None: prompts
-    have none."""
+    have none. staging, role: as in Updates."""
 
     runner: Runner
     grammars: GrammarCompiler
     drafts: DraftLimit
     pictures: Pictures | None = None
+    staging: Stages | str = "this engine is built over weights that stay"
+    role: Role = Role.FUSED
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,11 @@ class Engine:
                 *(limits.working_slots, emit, grammars, clock, self._tiers, behind),
             )
         )
+        self.updates = Updates(
+            *(cache, self._plans, self._scheduler, self._handover, self._tiers, emit),
+            compute.staging,
+            compute.role,
+        )
         self._landing = Completion(cache, self._plans, self._scheduler, self._handover)
         self._queries = CacheQueries(
             *(cache, self._handover, self._scheduler, self._times, self._intake, emit),
@@ -207,6 +217,8 @@ class Engine:
             if isinstance(message, m.FlushCache) and self._pictures is not None:
                 self._pictures.clear()
             self._queries.handle(message)
+        elif isinstance(message, UpdateInbox):
+            self.updates.handle(message)
         elif isinstance(message, m.Drain | m.Undrain):
             self._intake.handle(message)
             if isinstance(message, m.Drain):
@@ -231,6 +243,9 @@ class Engine:
         if self._tiers is not None:
             self._tiers.advance()
         self._handover.advance()
+        self.updates.begin_staged()
+        if self._flight is None:
+            self.updates.rest()
         if self._pictures is not None:
             self._encode(self._pictures)
         drafts = self._scheduler.drafts_next
@@ -285,11 +300,11 @@ class Engine:
         for unseen in pictures.advance(step_seconds, in_flight=in_flight):
             self._handover.reject(unseen.request, unseen.error)
 
-    @staticmethod
-    def _goes_on(tiers: LowerTiers, worked: bool) -> bool:
+    def _goes_on(self, tiers: LowerTiers, worked: bool) -> bool:
         """Return True if the step did something or copies between tiers are in progress. If only
         copies are in progress, wait for them briefly. worked: True if the step did something."""
-        tiers.write_down()
+        if not self.updates.is_paused:
+            tiers.write_down()
         if not worked and tiers.is_busy:
             tiers.wait(_COPYING_SECONDS)
         return worked or tiers.is_busy
@@ -311,7 +326,8 @@ class Engine:
     def idle_seconds(self) -> float | None:
         """Return the seconds until the engine may have work again, after step() returned False and
         if no message comes. None: it has none without a message."""
-        if self._grammars.compiling or (self._pictures is not None and self._pictures.is_decoding):
+        decodes = self._pictures is not None and self._pictures.is_decoding
+        if self._grammars.compiling or decodes or self.updates.is_busy:
             return _POLLING_SECONDS
         ends = (self._queue.idle_seconds, None if self._tiers is None else self._tiers.idle_seconds)
         return min((each for each in ends if each is not None), default=None)
@@ -344,6 +360,7 @@ class Engine:
             self._handover.reject(request, m.RequestError(m.ErrorKind.TOO_LONG, str(error)))
             return False
         request.refused_at = None if admitted else answer_depends_on
+        self.updates.name_begin(request)
         return admitted
 
     def _has_grammar(self, request: Request) -> bool:

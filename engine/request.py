@@ -238,6 +238,7 @@ class Request:
     its client knows only the forks. carrier: for a fork, the id of the request that computed its
     prompt. An id is used because objects referring to each other stay in memory long after their
     end. drafting: None if its answer is not drafted. pictures: of its prompt; None: it has none.
+    mixed: its KV and states are of several weights, and no other request may find them.
     """
 
     id: m.RequestId
@@ -283,6 +284,8 @@ class Request:
     handover_lost: bool = False
     refused_at: Hashable = None  # state behind the last refusal
     suspect: bool = False  # a forward with it and others failed: its next one is alone
+    mixed: bool = False
+    weights: tuple[m.WeightsRun, ...] = ()  # of its output; empty before a change of weights
     created: float = field(default_factory=time.monotonic)
     queued_at: float = 0.0  # time of entering this engine's queue, on the queue's clock
     deadline: float | None = None  # the client's, on the queue's clock
@@ -300,6 +303,13 @@ class Request:
             self.state.progress.end()
         self.state = state
         m.marked(self.life, m.LifeMark(state.phase, time.monotonic() - self.created))
+
+    def goes_on_with(self, before: str, version: str) -> None:
+        """Record that other weights draw the next token. before: version of those so far."""
+        first = len(self.output)
+        runs = self.weights or (m.WeightsRun(0, before),)
+        kept = tuple(run for run in runs if run.first < first)
+        self.weights = (*kept, m.WeightsRun(first, version))
 
     @property
     def begun(self) -> bool:

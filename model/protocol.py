@@ -15,6 +15,7 @@ from tasuki.model.ops.attention.spans.groups import SpanGroups
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import Weights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
 from tasuki.utils.signatures import Notice
 
@@ -43,6 +44,10 @@ class Model(Protocol):
     @property
     def draft_ids(self) -> Tensor | None:
         """Return the token ids allowed as drafts, [n] int64, ascending; None: any token."""
+
+    @property
+    def draft_rows(self) -> Matrix | None:
+        """Return the rows of the head kept for drafts; None: drafts use the whole head."""
 
     @property
     def own_slice(self) -> Slice | None:

@@ -36,6 +36,7 @@ from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.keys import has_pictures
+from tasuki.pycache.weights_namespace import START, WeightsNamespace
 from tasuki.transfer import peer_values
 from tasuki.transfer.control.driven_transfer import LiveTransfers
 from tasuki.transfer.control.link_status import NodeProgress
@@ -127,6 +128,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._sender = sender
         self._contract = contract.flat()
         self._pictures = dict(contract.pictures)
+        self._weights = START
+        self._changing: asyncio.Task[None] | None = None
+        """The latest change of the node's weights."""
         self._media = MediaBudget()
         self._node = node
         self._loop = loop
@@ -187,6 +191,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 self._usable.take(batch)
             case m.LeavingBegun():
                 self._desk.begin()
+            case m.WeightsChanged():
+                self._changing = self._loop.create_task(self._change(message))
             case m.LeftState():
                 self._desk.answered(message)
             case (
@@ -210,6 +216,17 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                     transfer.hear_engine(message)
                 else:
                     self._refuse_pull(grant.transfer_id)
+
+    async def _change(self, message: m.WeightsChanged) -> None:
+        """Show other weights to decode nodes from now on, and end their connections: they connect
+        again, and are refused until they have the same weights."""
+        digests = {"weights_digest": message.files, "tensors_digest": message.tensors}
+        self._contract |= digests
+        if self._pictures:
+            self._pictures["tower_digest"] = message.files
+        self._weights = WeightsNamespace(message.names)
+        await self.stop("the prefill node has other weights now: connect again")
+        self._post(m.LinksClosed())
 
     async def stop(self, reason: str = "the prefill node shuts down") -> None:
         """Give up every transfer, wait until all have drained, and forget the connections. reason:
@@ -257,6 +274,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 connection_id=name,
                 lease_seconds=self._sender.settings.lease_seconds,
                 pictures=self._pictures,
+                weights=self._weights.prefix,
             )
         )
 

@@ -17,6 +17,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.prefill_node.engine_side import PrefillSide
 from tasuki.prefill_node.gateway_transfers import GatewayAnswers, GatewayTransfers
+from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.engine_host import EngineHost
 from tasuki.server.daemon.engine_process import EngineProcess
@@ -28,6 +29,7 @@ from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.interceptors import unimplemented_routes
 from tasuki.server.grpc.server import Service
 from tasuki.server.grpc.services import admin_service
+from tasuki.server.openai.weight_routes import WeightHandlers
 from tasuki.server.role_change import RoleChange
 from tasuki.server.smg.factory import GatewayServices, gateway_of
 from tasuki.server.workers.links import NodeSockets
@@ -121,7 +123,8 @@ class PrefillFront:
         return (admin, *self.gateway(client))
 
     def routes(self, client: EngineClient) -> list[web.RouteDef]:
-        return unimplemented_routes()
+        held = HeldBytes.for_messages(self.config.message_bytes)
+        return [*WeightHandlers(client, held).routes(), *unimplemented_routes()]
 
     def chat_tokens(self) -> dict[str, int]:
         return {}

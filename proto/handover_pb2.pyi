@@ -127,7 +127,7 @@ class Process(_message.Message):
     def __init__(self, boot_id: _Optional[str] = ..., pid_namespace: _Optional[int] = ..., pid: _Optional[int] = ..., start_ticks: _Optional[int] = ...) -> None: ...
 
 class Connected(_message.Message):
-    __slots__ = ("node", "connection_id", "lease_seconds", "pictures")
+    __slots__ = ("node", "connection_id", "lease_seconds", "pictures", "weights")
     class PicturesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,11 +139,13 @@ class Connected(_message.Message):
     CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PICTURES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     node: Node
     connection_id: str
     lease_seconds: float
     pictures: _containers.ScalarMap[str, str]
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., connection_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., pictures: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    weights: bytes
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., connection_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., pictures: _Optional[_Mapping[str, str]] = ..., weights: _Optional[bytes] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("differences",)

@@ -18,9 +18,19 @@ Invariants:
 import time
 from collections.abc import Callable, Sequence
 
-from ._cpp_cache import Allocation, CheckpointKind, PrefixCache, TierConfig, TierWrite, TreeConfig
+from ._cpp_cache import (
+    Allocation,
+    CheckpointKind,
+    HeldState,
+    Match,
+    PrefixCache,
+    TierConfig,
+    TierWrite,
+    TreeConfig,
+)
 from .arena import Arena, CopyKind, CopyOp
 from .keys import Keys
+from .weights_namespace import START, WeightsNamespace
 
 # Evicted prefixes are remembered by their tokens, a fraction of what their KV took.
 _LEAST_GHOSTS = 4096
@@ -64,6 +74,60 @@ class HybridPrefixCache(PrefixCache):
         self.arena = arena
         self._clock = clock
         self._copies: list[CopyOp] = []
+        self.weights = START
+        """The namespace of the weights in use."""
+        self._cursors: dict[int, tuple[int, bytes]] = {}
+        """Open cursors by their ids for callers: the tree's id, and the client's salt."""
+
+    def change_weights(self, weights: WeightsNamespace) -> None:
+        """Name states of other weights from now on. Those of before are not found any more, unless
+        their weights come back. Allocations stay, and insert below their own weights."""
+        self.weights = weights
+        for cursor, (inner, salt) in self._cursors.items():
+            super().close_cursor(inner)
+            self._cursors[cursor] = super().open_cursor(weights.salted(salt)), salt
+
+    def open_cursor(self, salt: bytes = b"") -> int:
+        inner = super().open_cursor(self.weights.salted(salt))
+        self._cursors[inner] = inner, salt
+        return inner
+
+    def fork_cursor(self, cursor: int) -> int:
+        inner = super().fork_cursor(self._inner(cursor))
+        self._cursors[inner] = inner, self._cursors[cursor][1]
+        return inner
+
+    def close_cursor(self, cursor: int) -> None:
+        super().close_cursor(self._inner(cursor))
+        del self._cursors[cursor]
+
+    def _inner(self, cursor: int) -> int:
+        """Return the tree's id of a cursor; an unknown cursor's own, which the tree refuses."""
+        return self._cursors.get(cursor, (cursor, b""))[0]
+
+    def _place(self, cursor: int | None) -> int | None:
+        return None if cursor is None else self._inner(cursor)
+
+    def match(self, tokens: Keys, salt: bytes = b"", cursor: int | None = None) -> Match:
+        return super().match(tokens, self.weights.salted(salt), self._place(cursor))
+
+    def node_at(self, tokens: Keys, salt: bytes = b"") -> tuple[int, int] | None:
+        return super().node_at(tokens, self.weights.salted(salt))
+
+    def path_to(self, state: HeldState) -> tuple[bytes, Keys] | None:
+        """Return the client's salt and the tokens of a state; None if it is gone, or is of other
+        weights."""
+        found = super().path_to(state)
+        salt = None if found is None else self.weights.client_salt(found[0])
+        return None if found is None or salt is None else (salt, found[1])
+
+    def adopt(
+        self, tier: int, tokens: Keys, *, salt: bytes, kind: CheckpointKind
+    ) -> tuple[list[int], int, int] | None:
+        return super().adopt(tier, tokens, salt=self.weights.salted(salt), kind=kind)
+
+    def allocate_to_send(self, tokens: Keys, *, salt: bytes = b"") -> Allocation | None:
+        return super().allocate_to_send(tokens, salt=self.weights.salted(salt))
 
     def take_copies(self) -> tuple[CopyOp, ...]:
         """Return the copies queued since the last call, in order. The caller must run them before
@@ -93,10 +157,10 @@ class HybridPrefixCache(PrefixCache):
         self.advance_to(self._clock())
         allocation = super().allocate(
             tokens,
-            salt=salt,
+            salt=self.weights.salted(salt),
             capacity_tokens=capacity_tokens,
             working_slots=working_slots,
-            cursor=cursor,
+            cursor=self._place(cursor),
         )
         self._follow_moves()
         if allocation is not None:
@@ -118,10 +182,10 @@ class HybridPrefixCache(PrefixCache):
         self.advance_to(self._clock())
         allocation = super().allocate_or_load(
             tokens,
-            salt=salt,
+            salt=self.weights.salted(salt),
             capacity_tokens=capacity_tokens,
             working_slots=working_slots,
-            cursor=cursor,
+            cursor=self._place(cursor),
             load_wait=load_wait,
         )
         self._follow_moves()
@@ -158,10 +222,10 @@ class HybridPrefixCache(PrefixCache):
         granted immediately, so that its ids cannot be released by mistake."""
         allocation = super().allocate_to_receive(
             tokens,
-            salt=salt,
+            salt=self.weights.salted(salt),
             capacity_tokens=capacity_tokens,
             working_slots=working_slots,
-            cursor=cursor,
+            cursor=self._place(cursor),
         )
         self._follow_moves()
         if allocation is not None:

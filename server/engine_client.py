@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar, get_args
 from tasuki.engine import messages as m
 from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import PackedEvents, PackedTree
+from tasuki.pycache.weights_namespace import START, WeightsNamespace
 from tasuki.server.auth.callers import ANYBODY, Caller
 from tasuki.server.auth.limits import CallerLimits, media_bytes
 from tasuki.server.auth.tenants import ANONYMOUS, RequestContext, visible_end, visible_evictions
@@ -94,6 +95,8 @@ Reply = (
     | m.EventsReply
     | m.TreeReply
     | m.Drained
+    | m.AnswersPaused
+    | m.WeightsUpdated
     | m.LeftToDrainTargets
 )
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -206,6 +209,8 @@ class EngineClient:
         self._turn = SinkTurn(loop)
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count(1)
+        self.weights = START
+        """Namespace of the salts under which the engine's tree names its states."""
         self._lost: m.RequestError | None = None
         self._retires = False
         self.http_address = ""
@@ -428,6 +433,25 @@ class EngineClient:
     async def flush(self) -> int:
         """Drop the cache entries not in use. Return the number of dropped pages and checkpoints."""
         return (await self._query(m.FlushReply, m.FlushCache)).dropped
+
+    async def pause(self, mode: m.PauseMode) -> int:
+        """Pause all requests. Return the number of requests not over, once no forward runs."""
+        reply = await self._query(m.AnswersPaused, lambda query: m.PauseAnswers(query, mode))
+        return reply.requests
+
+    async def resume(self) -> None:
+        """Go on after pause(). Without a pause, do nothing."""
+        await self._query(m.AnswersPaused, m.ResumeAnswers)
+
+    async def update_weights(
+        self, folder: str, mode: m.PauseMode, version: str
+    ) -> m.WeightsUpdated:
+        """Replace the weights, all or none, as UpdateWeights does. Return its answer."""
+        done = await self._query(
+            m.WeightsUpdated, lambda query: m.UpdateWeights(query, folder, mode, version)
+        )
+        self.weights = WeightsNamespace(done.names)
+        return done
 
     async def tree(
         self,

@@ -82,6 +82,7 @@ class DataPlane:
         weights_format: str = NOT_USED,
         step_activations: str = BF16_NAME,
         pictures: Mapping[str, str] = MappingProxyType({}),
+        tensors_digest: str = NOT_USED,
     ) -> "DataPlane":
         """Make a data plane of a memory region with the arenas of several ranks, otherwise like
         over(). KV and state are sent exact. Raises TransportError; ValueError if a head's bytes are
@@ -105,6 +106,7 @@ class DataPlane:
                 weights_format=weights_format,
                 step_activations=step_activations,
                 pictures=pictures,
+                tensors_digest=tensors_digest,
             ),
             NodeIdentity.new(name, kind, transport.metadata(), spans.slabs, ranks=spans.ranks),
             ONLY_ARENA,
@@ -125,14 +127,15 @@ class DataPlane:
         weights_format: str = NOT_USED,
         step_activations: str = BF16_NAME,
         pictures: Mapping[str, str] = MappingProxyType({}),
+        tensors_digest: str = NOT_USED,
     ) -> "DataPlane":
         """Make a data plane of one arena.
 
         memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device; only they are
         registered here. wire: precision of sent KV and state; None: exact. arena: key of this arena
         in the node; by default the only one. constants, weights_format, step_activations: values of
-        the model, of its weights and of its products, for the contract. pictures: its fields for
-        pictures. Raises TransportError, WireError.
+        the model, of its weights and of its products, for the contract, as is tensors_digest.
+        pictures: its fields for pictures. Raises TransportError, WireError.
         """
         warn_if_armed()
         wire = wire or WireSettings()
@@ -167,6 +170,7 @@ class DataPlane:
                 weights_format=weights_format,
                 step_activations=step_activations,
                 pictures=pictures,
+                tensors_digest=tensors_digest,
             ),
             NodeIdentity.new(name, kind, transport.metadata(), slabs, arena),
             arena,

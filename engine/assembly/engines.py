@@ -6,6 +6,7 @@ never needs it.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,22 +33,28 @@ from tasuki.engine.scheduling.picture_encoder import PictureEncoder, PictureWork
 from tasuki.engine.scheduling.pictures_elsewhere import Pictures, PicturesElsewhere
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
+from tasuki.engine.tiers.disk.kept_folder import digests_of_weights
 from tasuki.engine.tiers.disk.kept_index import restore
+from tasuki.engine.tiers.host_memory import available_bytes
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
+from tasuki.engine.updates.staging import Stages, Staging, answers_soundly
 from tasuki.model.attention_split import AttentionSplit
+from tasuki.model.families.loading import build_model, load_weights
 from tasuki.model.families.registry import family_of
-from tasuki.model.protocol import GpuModel
+from tasuki.model.protocol import GpuModel, Model
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops
+from tasuki.model.weights.layers import Weights
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.utils.logs import Progress, no_progress
 from tasuki.utils.signatures import Notice
 
 from .memory_plan import max_batch
-from .parts import EngineParts
+from .parts import EngineParts, asked_model, assembly_of
+from .towers import keeps_tower
 
 log = logging.getLogger(__name__)
 
@@ -226,13 +233,39 @@ def _assemble(
     return Engine(
         config,
         Memory(cache, build_tiers(parts), build_behind(config, parts, cache)),
-        Compute(runner, parts.grammars, drafts, pictures),
+        Compute(runner, parts.grammars, drafts, pictures, build_staging(config, parts), role),
         EngineSizes(
             *(limits, sizes.batch, wire, parts.model.weights.formats, per_token),
             parts.model_config.ids_before,
         ),
         side,
         parts.clock,
+    )
+
+
+def build_staging(config: EngineConfig, parts: EngineParts) -> Stages | str:
+    """Return what the engine stages new weights with; the reason if it takes none, as yet."""
+    if parts.arena.bytes.device.type != "cpu":
+        return "weights change on a CPU only, as yet: restart this node"
+    if config.drafter is not None:
+        return "weights change without a block drafter only, as yet: restart this node"
+    if parts.staging is not None:
+        return parts.staging
+    model, dtype = parts.model_config, parts.model.weights.dtype
+
+    def build(weights: Weights) -> Model:
+        return build_model(model, weights, assembly_of(config, model, weights, parts.sight))
+
+    return Staging(
+        parts.model,
+        model,
+        lambda folder: asked_model(replace(config, model=folder)),
+        lambda folder: load_weights(folder, model, dtype),
+        build,
+        lambda folder: digests_of_weights(folder, config.disk_cache),
+        available_bytes,
+        partial(keeps_tower, config, parts.tower),
+        partial(answers_soundly, layout=parts.layout),
     )
 
 

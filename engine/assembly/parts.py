@@ -28,7 +28,7 @@ from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.engine.tiers.digests import DigestKind
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
-from tasuki.engine.tiers.disk.kept_folder import digest_of_weights
+from tasuki.engine.tiers.disk.kept_folder import digest_of_weights, digests_of_weights
 from tasuki.engine.tiers.host_memory import host_arena
 from tasuki.engine.tiers.remote.remote_memory import RemoteMemory, remote_memory
 from tasuki.engine.tiers.tier import (
@@ -41,6 +41,7 @@ from tasuki.engine.tiers.tier import (
     Copier,
     TierPrices,
 )
+from tasuki.engine.updates.staging import Stages
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
 from tasuki.model.drafter.model import beside_drafter
@@ -63,7 +64,7 @@ from tasuki.pycache.parts import FP8_ROWS
 from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.chunks.descriptors import UnitSizes
 from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.protocol.contract import BF16_NAME, Contract
+from tasuki.transfer.protocol.contract import BF16_NAME, NOT_USED, Contract
 from tasuki.transfer.settings import WireSettings
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
@@ -92,7 +93,7 @@ class EngineParts:
     shared: the memory of all ranks' arenas, on a node with hand-overs. collectives: this rank's
     exchanges with the others. tower: the vision tower; None: no rows of pictures are computed here.
     sight: reads and places pictures; None: prompts have none. rows: the exchange of pictures' rows
-    with the other ranks; None for one rank.
+    with the other ranks; None for one rank. staging: stages weights on all ranks; None for one.
     """
 
     model_config: ModelConfig
@@ -117,6 +118,7 @@ class EngineParts:
     tower: VisionTower | None = None
     sight: Sight | None = None
     rows: GlooCollectives | None = None
+    staging: Stages | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
@@ -211,19 +213,11 @@ def build_parts(
     disk = None if host is None else disk_memory(config, partial(layout_of, model_config), contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
-    drafts = DraftHead.of(weights.head, _drafted(config, model_config))
-    model = build_model(
-        model_config,
-        weights,
-        Assembly(
-            drafts,
-            rotary_sections=rotary_sections(sight),
-            activations=activations_of(config),
-        ),
-    )
+    assembly = assembly_of(config, model_config, weights, sight)
+    model = build_model(model_config, weights, assembly)
     return EngineParts(
         model_config,
-        beside_drafter(model, config.drafter, drafts),
+        beside_drafter(model, config.drafter, assembly.drafts),
         arena,
         StepCounter(),
         host=host,
@@ -232,6 +226,17 @@ def build_parts(
         grammars=GrammarCompiler(vocabulary),
         tower=tower,
         sight=sight,
+    )
+
+
+def assembly_of(
+    config: EngineConfig, model: ModelConfig, weights: Weights, sight: Sight | None
+) -> Assembly:
+    """Return what a single rank's engine adds to weights. sight: as in rotary_sections()."""
+    return Assembly(
+        DraftHead.of(weights.head, _drafted(config, model)),
+        rotary_sections=rotary_sections(sight),
+        activations=activations_of(config),
     )
 
 
@@ -428,7 +433,12 @@ def _plane(
     name: str,
     wire: WireSettings,
 ) -> DataPlane:
-    digest = served_digest(config)
+    if config.drafter is None:
+        both = digests_of_weights(config.model, config.disk_cache)
+        digest, tensors = both.files, both.tensors
+    else:
+        # Equal tensors of the model would not show another drafter.
+        digest, tensors = served_digest(config), NOT_USED
     constants, formats = parts.model_config.constants, parts.model.weights.formats
     pictures = {} if parts.sight is None else parts.sight.contract(digest)
     shared = parts.shared
@@ -440,6 +450,7 @@ def _plane(
             weights_format=formats,
             step_activations=config.rounded_steps,
             pictures=pictures,
+            tensors_digest=tensors,
         )
     return DataPlane.of_ranks(
         *(shared.region, shared.spans, digest, mover, transport, name),
@@ -447,4 +458,5 @@ def _plane(
         weights_format=formats,
         step_activations=config.rounded_steps,
         pictures=pictures,
+        tensors_digest=tensors,
     )

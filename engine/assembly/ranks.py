@@ -30,12 +30,14 @@ from tasuki.engine.parallel.shared_arenas import (
     open_arena,
 )
 from tasuki.engine.parallel.tiers import FollowerTiers, SendToLeader
+from tasuki.engine.parallel.weights import FollowerWeights, RankedStaging
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.tiers.digests import DigestKind
 from tasuki.engine.tiers.disk.disk_memory import disk_memory
-from tasuki.engine.tiers.disk.kept_folder import digest_of_weights
+from tasuki.engine.tiers.disk.kept_folder import digest_of_weights, digests_of_weights
 from tasuki.engine.tiers.host_memory import arena_below, available_bytes, host_slabs
 from tasuki.engine.tiers.tier_copiers import tier_copiers
+from tasuki.engine.updates.staging import Staging, has_finite_weights
 from tasuki.model.config import ModelConfig
 from tasuki.model.families.family import Assembly
 from tasuki.model.families.loading import build_model, head_block, load_weights, read_tables
@@ -45,6 +47,7 @@ from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.weights.layers import Weights
 from tasuki.model.weights.shard import ExpertCut, Shard
 from tasuki.model.weights.source import ShardedSource
+from tasuki.model.weights.tensor_tree import NO_DIGESTS
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import ArenaKey, CacheLayout, Place
 from tasuki.transfer.chunks.chunk import StepCounter
@@ -65,7 +68,7 @@ from .parts import (
     torch_device,
     use_device,
 )
-from .towers import build_sight, build_tower
+from .towers import build_sight, build_tower, keeps_tower
 
 StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
 LoadShard = Callable[[EngineConfig, ModelConfig, Shard, torch.device, Progress], Weights]
@@ -181,6 +184,7 @@ def build_leader_parts(
         grammars=GrammarCompiler(source.vocabulary(config, leader.config)),
         ranks=ranks,
         shared=leader.shared(slabs, ranks.agreed),
+        staging=RankedStaging(leader.staging(), ranks),
     )
 
 
@@ -240,6 +244,7 @@ class RankInMemory:
         self._hands_over = role is not Role.FUSED
         self._memory: torch.Tensor | None = None
         self._region: RankRegion | None = None
+        self._source = source
         self._parts: EngineParts
         self._pictures: FollowerRows | None = None
 
@@ -318,17 +323,15 @@ class RankInMemory:
 
             arenas = exchanged_arenas(exchange, shard.rank, arena.bytes)
             self._region = DeviceRegion(arenas, arena.bytes, self._spans(slabs))
+        self._assembly = Assembly(
+            reduce=collectives.sum,
+            gather=collectives.gather,
+            rotary_sections=rotary_sections(self._sight),
+            activations=activations_of(settings),
+        )
         self._parts = EngineParts(
             self.config,
-            build_model(
-                *(self._part, self._weights),
-                Assembly(
-                    reduce=collectives.sum,
-                    gather=collectives.gather,
-                    rotary_sections=rotary_sections(self._sight),
-                    activations=activations_of(settings),
-                ),
-            ),
+            build_model(self._part, self._weights, self._assembly),
             arena,
             StepCounter(report) if self._hands_over else StepCounter(),
             host=host,
@@ -389,6 +392,28 @@ class RankInMemory:
             # The leader's tree lists the kept entries.
             parts.disk.index.standing = None
         return FollowerTiers(copiers, send)
+
+    def staging(self) -> Staging:
+        """Return what this rank stages new weights with, after meet(). The leader alone digests
+        them."""
+        settings, source, shard = self._settings, self._source, self._shard
+        digests = partial(digests_of_weights, folder=settings.disk_cache)
+        return Staging(
+            self._parts.model,
+            self.config,
+            lambda folder: source.model(replace(settings, model=folder)),
+            lambda folder: source.weights(
+                *(replace(settings, model=folder), self.config, shard, self._device, no_progress)
+            ),
+            lambda weights: build_model(self._part, weights, self._assembly),
+            digests if shard.rank == 0 else lambda folder: NO_DIGESTS,
+            lambda: available_bytes() // shard.ranks,
+            partial(keeps_tower, settings, self._tower),
+            has_finite_weights,
+        )
+
+    def weights(self, send: SendToLeader) -> FollowerWeights:
+        return FollowerWeights(self.staging, send)
 
     def check(self) -> None:
         assert self._parts.collectives is not None

@@ -4,7 +4,7 @@ Pure, except for build_tower().
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from tasuki.model.vision.costs import TowerBytes
 from tasuki.model.vision.processor import MOST_SHOWN_PIXELS, PixelRules
 from tasuki.model.vision.tower import VisionTower
 from tasuki.model.vision.weights import has_tower, load_tower_weights
+from tasuki.model.weights.layers import tensors
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,18 @@ def build_tower(config: EngineConfig, device: torch.device) -> VisionTower | Non
     folder, dtype = Path(config.model), getattr(torch, config.compute_dtype)
     weights = load_tower_weights(folder, vision, dtype, device)
     return VisionTower(vision, weights, PixelRules.load(folder, vision))
+
+
+def keeps_tower(config: EngineConfig, tower: VisionTower | None, folder: str) -> bool:
+    """Return True if the folder has the same tower, or none. tower: the one in use. Raises the
+    errors of build_tower()."""
+    if tower is None:
+        return True
+    found = build_tower(replace(config, model=folder), torch.device("cpu"))
+    if found is None:
+        return True
+    pairs = zip(tensors(tower.weights), tensors(found.weights), strict=True)
+    return all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,20 @@ from .pull import *
 from .reports import *
 from .requests import *
 from .types import *
+from .updates import *
 
-FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain | LeaveToDrainTargets | EndLeaving
+FrontInbox = (
+    Submit
+    | Abort
+    | CacheQuery
+    | Drain
+    | Undrain
+    | PauseAnswers
+    | ResumeAnswers
+    | UpdateWeights
+    | LeaveToDrainTargets
+    | EndLeaving
+)
 """Messages from an API server, to an engine of any role."""
 
 PrefillInbox = (
@@ -36,6 +48,7 @@ PrefillInbox = (
     | ReadUsable
     | LeftWanted
     | LeftTakenOver
+    | LinksClosed
 )
 """Messages from the control plane of a prefill node."""
 
@@ -54,6 +67,7 @@ DecodeInbox = (
     | PullAsked
     | PullEnd
     | PassOn
+    | LinksClosed
 )
 """Messages from the control plane of a decode node."""
 
@@ -71,6 +85,8 @@ FrontOutbox = (
     | EventsReply
     | TreeReply
     | Drained
+    | AnswersPaused
+    | WeightsUpdated
     | Evicted
     | StateLeft
     | LeftToDrainTargets
@@ -91,6 +107,7 @@ PrefillOutbox = (
     | UsableRead
     | LeavingBegun
     | LeftState
+    | WeightsChanged
 )
 DecodeOutbox = (
     HandoverWanted
@@ -101,6 +118,7 @@ DecodeOutbox = (
     | PullPinned
     | PullRefused
     | StatePassedOn
+    | WeightsChanged
 )
 Inbox = FrontInbox | PrefillInbox | DecodeInbox
 Outbox = FrontOutbox | PrefillOutbox | DecodeOutbox

@@ -28,6 +28,7 @@ from .reports import (
 )
 from .requests import Finished
 from .types import FinishReason, Targets
+from .updates import WeightsRun
 
 _name = Codec(lambda name: name or None)
 EVENT = Wire(
@@ -110,6 +111,7 @@ FINISHED = Wire(
     apart=["request_id", "life", "hint"],
     reason=numbered(FinishReason, inference_pb2.FinishReason),
     usage=USAGE,
+    weights=Wire(WeightsRun, inference_pb2.WeightsRun),
 )
 
 

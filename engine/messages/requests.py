@@ -35,6 +35,7 @@ from .types import (
     Tokens,
     TransferId,
 )
+from .updates import WeightsRun
 
 
 class Stage(Enum):
@@ -370,7 +371,8 @@ class Finished(Message):
     """The end of an answer.
 
     life: the request's states so far. hint: the next turn, guessed from the answer's end
-    (engine/scheduling/checkpoints.py).
+    (engine/scheduling/checkpoints.py). weights: versions of the weights that drew its tokens, in
+    their order; empty: none drew any, or those of the start did.
     """
 
     request_id: RequestId
@@ -378,6 +380,7 @@ class Finished(Message):
     usage: Usage
     life: tuple[LifeMark, ...] = ()
     hint: str = "unknown"
+    weights: tuple[WeightsRun, ...] = ()
 
 
 class Rejected(Message):

@@ -16,6 +16,7 @@ from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams, T
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.keys import Keys
+from tasuki.pycache.weights_namespace import names_weights
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.lifecycle import messages as say
@@ -70,6 +71,8 @@ def _tokens(sent: bytes, field: str) -> Keys:
 def _salt(sent: bytes, field: str) -> bytes:
     if len(sent) > _LONGEST_SALT:
         raise InvalidReserve(f"{field} has {len(sent)} bytes, at most {_LONGEST_SALT}")
+    if names_weights(sent):
+        raise InvalidReserve(f"{field} names weights, as only a node's own tree does")
     return sent
 
 
@@ -383,6 +386,8 @@ def _left_tokens(sent: bytes, field: str) -> Keys:
 
 def _left_salt(sent: bytes, field: str) -> bytes:
     peer_values.count(len(sent), f"bytes of {field}", _LONGEST_SALT)
+    if names_weights(sent):
+        raise PeerInvalid(f"{field} names weights, as only a node's own tree does")
     return sent
 
 

@@ -30,6 +30,7 @@ from .messages import START_SECONDS, checksum
 from .pictures import FollowerRows
 from .shared_arenas import Report
 from .tiers import FollowerTiers, SendToLeader
+from .weights import FollowerWeights
 
 log = logging.getLogger(__name__)
 
@@ -170,6 +171,9 @@ class LoadedRank(Protocol):
 
     def pictures(self) -> FollowerRows | None:
         """Return the rank's tower and rows, after join(); None without a tower."""
+
+    def weights(self, send: SendToLeader) -> FollowerWeights:
+        """Return what stages and commits this rank's weights, after join()."""
 
     @property
     def begun(self) -> int:
@@ -320,6 +324,7 @@ def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> 
     runner: Runner | None = None
     tiers: FollowerTiers | None = None
     pictures: FollowerRows | None = None
+    weights: FollowerWeights | None = None
     for message in link.received():
         match message:
             case r.Join():
@@ -327,6 +332,7 @@ def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> 
                 runner.prepare()
                 kept = rank.kept
                 tiers, pictures = rank.tiers(link.send), rank.pictures()
+                weights = rank.weights(link.send)
                 link.plans_may_come(rank)
                 link.send(r.Joined(kept))
             case r.RunPlan(data):
@@ -346,6 +352,9 @@ def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> 
             ):
                 assert pictures is not None, "a picture for a rank without a tower"
                 pictures.handle(message)
+            case r.StageWeights() | r.CommitWeights() | r.DropWeights():
+                assert weights is not None, "weights came before the ranks had met"
+                weights.handle(message)
             case r.EndRank():
                 if tiers is not None:
                     tiers.close()

@@ -121,6 +121,29 @@ class DropRows(Message):
 PictureMessage = BeginPicture | ForgetPicture | RunBlocks | ShareRows | KeepRows | DropRows
 
 
+class StageWeights(Message):
+    """To a follower: stage its part of the folder's weights, beside the plans."""
+
+    folder: str
+
+
+class CommitWeights(Message):
+    """To a follower: run later plans with the weights staged last."""
+
+
+class DropWeights(Message):
+    """To a follower: drop the weights staged last."""
+
+
+WeightsMessage = StageWeights | CommitWeights | DropWeights
+
+
+class WeightsStaged(Message):
+    """From a follower: it has ended staging. refused: the reason against it; empty: none."""
+
+    refused: str = ""
+
+
 class Beat(Message):
     """From a follower: a heartbeat of its process. exchanges: number of exchanges begun
     (Collectives.begun). worked: processor time of the process, in seconds."""
@@ -168,6 +191,7 @@ _KINDS: tuple[type[Message], ...] = (
     *(Join, RunPlan, EndRank),
     *(BeginCopy, CancelCopy, EmptyTier, CopyEnded),
     *(BeginPicture, ForgetPicture, RunBlocks, ShareRows, KeepRows, DropRows),
+    *(StageWeights, CommitWeights, DropWeights, WeightsStaged),
     *(Beat, Loaded, Joined, Ticked, PlanRun, RankFailed),
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS)}

@@ -119,6 +119,7 @@ class _Follower:
         self.joined = False
         self.plans = 0
         self.kept = b""
+        self.staged: str | None = None
         self.sending = threading.Lock()
 
     @property
@@ -228,7 +229,22 @@ class Ranks:
         self.check()
         self._send(r.RunPlan(plan))
 
-    def post(self, message: r.TierMessage | r.PictureMessage) -> None:
+    def stage(self, message: r.StageWeights | r.DropWeights) -> None:
+        """Make every follower stage weights, or drop them. From any thread, one at a time. Raises
+        RankLost."""
+        for follower in self._followers:
+            follower.staged = None
+        self.check()
+        self._send(message)
+
+    def staged(self) -> str:
+        """Wait until every follower has ended staging. Return a follower's reason against it; empty
+        if there is none. Raises RankLost."""
+        self._wait(lambda: all(follower.staged is not None for follower in self._followers))
+        refused = [(follower.name, follower.staged) for follower in self._followers]
+        return next((f"{name}: {reason}" for name, reason in refused if reason), "")
+
+    def post(self, message: r.TierMessage | r.PictureMessage | r.CommitWeights) -> None:
         """Send a message to every follower, after the plans already sent. Raises RankLost."""
         self.check()
         self._send(message)
@@ -409,6 +425,10 @@ class Ranks:
             case r.Loaded(slabs):
                 with self._changed:
                     follower.slabs = slabs
+                    self._changed.notify_all()
+            case r.WeightsStaged(refused):
+                with self._changed:
+                    follower.staged = refused
                     self._changed.notify_all()
             case r.CopyEnded(tier, transfer, end):
                 self._on_copy[tier](transfer, end)

@@ -371,7 +371,8 @@ class Answers(Handover):
             self._release_forks(request)
             return
         self.lookups.ended(request.hit)
-        self._emit(m.Finished(request.id, reason, usage_of(request), tuple(request.life), hint))
+        usage, life = usage_of(request), tuple(request.life)
+        self._emit(m.Finished(request.id, reason, usage, life, hint, request.weights))
 
     def _release_forks(self, carrier: Request) -> None:
         """Requeue the carrier's forks after their common prompt was computed. They go ahead of

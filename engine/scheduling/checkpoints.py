@@ -162,11 +162,11 @@ def keep_state(
 
     hint: the next turn, guessed from the answer's end (PrefixCache.insert). The last sampled token
     was never forwarded and has no state. A forward in flight may already be one token further. It
-    writes the other working slot, and KV not counted by any match. ENSURES: the allocation may only
-    be released from then on.
+    writes the other working slot, and KV not counted by any match. A mixed state is not inserted.
+    ENSURES: the allocation may only be released from then on.
     """
     allocation, computed = active.allocation, active.progress.num_computed
-    if computed == 0:
+    if computed == 0 or request.mixed:
         return
     if allocation.tokens < computed:
         cache.append(allocation, request.output_keys(allocation.tokens, computed))

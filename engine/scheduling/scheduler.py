@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import count
 from types import MappingProxyType
 
@@ -203,6 +204,17 @@ def _in_order(demands: Sequence[Demand], speed: float) -> list[int]:
 
 _LEAST_SECONDS = 1e-9
 
+
+class Hold(Enum):
+    """What a pause keeps from running. NEW: requests that wait. ALL: every request."""
+
+    NOTHING = "nothing"
+    NEW = "new"
+    ALL = "all"
+
+
+_NO_ROWS: BatchIndices = np.empty(0, dtype=np.intp)
+
 Admit = Callable[[Request], bool]
 
 
@@ -257,6 +269,7 @@ class Scheduler:
         self._first_watched = 0
         self.retractions = 0
         """Number of times a request's memory was taken back."""
+        self.hold = Hold.NOTHING
         self.waiting = WaitingQueue()
         self.progress = ProgressTable(cache.arena.slabs)
         self.running = RunningRequests(self.progress)
@@ -325,7 +338,10 @@ class Scheduler:
         sampled token as sampled. If its sampled token proves to be the last, one forward was in
         vain.
         """
-        self._admit_waiting()
+        if self.hold is Hold.ALL:
+            return ScheduledForward(self.running.schedule_next(_NO_ROWS), ())
+        if self.hold is Hold.NOTHING:
+            self._admit_waiting()
         batch_indices = self._growable()
         if drafts:
             drafted = self._draft(batch_indices, drafts)
@@ -565,6 +581,12 @@ class Scheduler:
                 return
         self.running.grown(request, state)
 
+    def retract_all(self) -> None:
+        """Retract all running requests. They keep their order. REQUIRES: no forward is in
+        flight."""
+        for request in reversed(list(self.running)):
+            self._retract(request)
+
     def _retract(self, request: Request) -> None:
         """Retract a request; its computed part stays cached."""
         state = request.state
@@ -577,6 +599,7 @@ class Scheduler:
     def _give_way(self, request: Request) -> None:
         self.running.discard(request)
         self._release_pictures(request)
+        request.mixed = False
         request.move(Retracted())
         request.move(Waiting())
         self.requeue(request)

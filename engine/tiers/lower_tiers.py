@@ -245,9 +245,16 @@ class LowerTiers:
             self._begin(write.target, job)
 
     def _label(self, write: TierWrite) -> WriteLabel | None:
+        """Return the write's label; None if no later run finds it there. A disk is of one node, and
+        keeps the tree's salts. A store's folder is of one set of weights, with clients' salts."""
         if self._tiers[write.target].outlives is None:
             return None
         salt, start, above, tokens, kind = self._cache.label_of(write.id)
+        if self._remote is not None and write.target == self._remote[0]:
+            client_salt = self._cache.weights.client_salt(salt)
+            if client_salt is None:
+                return None
+            salt = client_salt
         return WriteLabel(salt, start, above, tokens, kind.value)
 
     def empty(self) -> None:
@@ -261,6 +268,12 @@ class LowerTiers:
             if tier > 0:
                 self._unflushed.add(transfer)
                 self._tiers[tier].copier.cancel(transfer)
+
+    def change_weights(self, files_digest: str) -> None:
+        """Use other weights' folder of the remote store from now on. files_digest: of these
+        weights. REQUIRES: no copy is in progress. Raises RemoteFailed."""
+        if self._remote is not None:
+            self._remote[1].change_weights(files_digest)
 
     def report(self) -> tuple[TierReport, ...]:
         """Return a report of each tier."""

@@ -24,6 +24,7 @@ from tasuki.model.ops.sampling.reference import sample
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.protocol import Model
 from tasuki.model.weights.layers import Weights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.signatures import Notice
@@ -94,6 +95,10 @@ class BlockDraftedModel:
     @property
     def weights(self) -> Weights:
         return self._model.weights
+
+    @property
+    def draft_rows(self) -> Matrix | None:
+        return None if self._drafts is None else self._drafts.head
 
     @property
     def draft_ids(self) -> Tensor | None:

@@ -26,6 +26,8 @@ class Scope(Enum):
     """Scope: numbers about all requests, without content: /metrics."""
     GATEWAY = "gateway"
     """Scope: the gateway's engine protocol. A call may name its tenant."""
+    WEIGHTS = "weights"
+    """Scope: pauses of all requests, and updates of the weights."""
     OPERATOR = "operator"
     """Scope: the node itself: its cache, its role, its drain, and every caller's requests."""
 

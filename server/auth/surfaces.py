@@ -37,6 +37,7 @@ _CALLER = _needs(Scope.CALLER)
 _METRICS = _needs(Scope.METRICS)
 _GATEWAY = _needs(Scope.GATEWAY)
 _OPERATOR = _needs(Scope.OPERATOR)
+_WEIGHTS = _needs(Scope.WEIGHTS)
 # Callers get their own requests, operators every request.
 _OWN = _needs(Scope.CALLER, Scope.OPERATOR)
 
@@ -82,6 +83,8 @@ _ROUTES: tuple[tuple[str, Needs, str], ...] = (
     ("GET", _CALLER, "/v1/models /v1/models/{name}"),
     ("POST", _CALLER, "/tokenize /detokenize"),
     ("GET", _CALLER, "/tokenizer_info"),
+    ("POST", _WEIGHTS, "/update_weights_from_disk /pause_generation /continue_generation"),
+    ("POST", _WEIGHTS, "/pause /resume"),
     # A node without clients' routes rejects these with the fix.
     (ANY_METHOD, _CALLER, "/v1/{path} /tokenize /detokenize /tokenizer_info"),
     ("GET", _OPERATOR, "/debug/overview /debug/stream /debug/events /debug/requests"),

@@ -11,8 +11,9 @@ A prompt's salt is made of the tenant's name and the client's own salt:
     a tenant     MARK + SHA-256("tasuki tenant v1" + length of name + name + client's salt)
 
 Invariants: two different pairs of name and client's salt have two different salts. The length (4
-bytes, big-endian) fixes the end of the name, and no client's salt may begin with MARK. So no client
-reaches another tenant's prompts by its choice of salt. The same pair has the same salt on every
+bytes, big-endian) fixes the end of the name, and no client's salt may begin with MARK, or as a
+salt of updated weights does (pycache/weights_namespace.py). So no client reaches another tenant's
+prompts by its choice of salt. The same pair has the same salt on every
 node, so a prefill node separates the same prompts as its decode nodes do. A name is no secret: a
 tenant's salt separates prompts, but does not hide the names of prefixes from their watchers
 (docs/security.md).
@@ -47,6 +48,7 @@ from tasuki.engine.messages import (
     Usage,
 )
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.weights_namespace import names_weights
 from tasuki.server.errors import InvalidField, PermissionDenied
 
 from .callers import ANYBODY, Caller, Scope
@@ -132,11 +134,11 @@ def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
 
 def salt_of(tenant: str | None, cache_salt: bytes) -> bytes:
     """Return the salt of a prompt in the engine. tenant: the prompt's tenant. cache_salt: the
-    client's own salt. Raises InvalidField, also for a tenant's mark."""
+    client's own salt. Raises InvalidField, also for a mark of tenants or weights."""
     if len(cache_salt) > MAX_SALT:
         raise InvalidField("cache_salt", f"has {len(cache_salt)} bytes: send at most {MAX_SALT}")
     if tenant is None:
-        if cache_salt.startswith(_MARK):
+        if cache_salt.startswith(_MARK) or names_weights(cache_salt):
             raise InvalidField("cache_salt", "begins as a tenant's does: choose another")
         return cache_salt
     name = tenant.encode()

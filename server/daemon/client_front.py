@@ -18,6 +18,7 @@ from tasuki.server.grpc.server import Service
 from tasuki.server.grpc.services import grpc_services, session_store
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.routes import model_routes, openai_routes, served_model
+from tasuki.server.openai.weight_routes import WeightHandlers
 from tasuki.server.pictures.node_pictures import NodePictures
 from tasuki.server.responses.endpoints.routes import response_routes
 from tasuki.server.responses.stored_responses import ResponseStore
@@ -150,7 +151,10 @@ class ClientFront:
         return (*ours, *self._gateway(client))
 
     def routes(self, client: EngineClient) -> list[web.RouteDef]:
-        return client_routes(client, self._served, self._config, self._responses)
+        return [
+            *client_routes(client, self._served, self._config, self._responses),
+            *WeightHandlers(client, self._served.held).routes(),
+        ]
 
     def workers(self, engine: EngineProcess, sockets: NodeSockets | None) -> NodeWorkers | None:
         """Return the front workers of the node, not started; None without `sockets`. sockets: the

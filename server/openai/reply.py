@@ -196,7 +196,8 @@ class ChunkedReply:
             return b""
         if not self._include_usage:
             return DONE
-        return event({**self._fields, "choices": [], "usage": self._usage()}) + DONE
+        last = {"choices": [], "usage": self._usage(), **self._versions()}
+        return event({**self._fields, **last}) + DONE
 
     def whole(self) -> dict[str, Any]:
         """Return the body of a reply without streaming. REQUIRES: every choice has ended."""
@@ -206,7 +207,18 @@ class ChunkedReply:
             "usage": self._usage(),
             **self._shapes[0].beside_choices(),
             **self._prompt_ids(),
+            **self._versions(),
         }
+
+    def _versions(self) -> dict[str, Any]:
+        """Return the version of the weights that drew the last token, as SGLang does, and those of
+        each choice: [first token, version] for each run. Return no field before any update."""
+        runs = [ending.weights for _, ending in self._ended()]
+        if not any(runs):
+            return {}
+        shown = [[[run.first, run.version] for run in each] for each in runs]
+        last = next(each[-1].version for each in reversed(runs) if each)
+        return {"metadata": {"weight_version": last, "weight_versions": shown}}
 
     def _whole_choices(self) -> list[dict[str, Any]]:
         """Return the choices for a reply without streaming. REQUIRES: every choice has ended."""

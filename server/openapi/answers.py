@@ -207,6 +207,15 @@ TOKENIZER = object_of(
 )
 HEALTHY = _all({"status": _named("ok")})
 VERSION = object_of({"version": STRING, "grpc": STRING}, ["version"])
+UPDATED = _all(
+    {
+        "success": {"type": "boolean"},
+        "message": STRING,
+        "num_paused_requests": COUNT,
+        "weight_version": STRING,
+    }
+)
+PAUSED = _all({"status": STRING, "message": STRING})
 SOME_OBJECT: Schema = {"type": "object"}
 SOME_LIST: Schema = {"type": "array"}
 ERROR = _all(

@@ -26,7 +26,7 @@ from . import answers
 from .answers import ANTHROPIC_ERROR, ERROR
 from .anthropic_fields import COUNTED_MESSAGE, MESSAGE
 from .common_fields import STRING, Fields, Schema, one_of
-from .openai_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from .openai_fields import CHAT, COMPLETION, DETOKENIZE, PAUSE, PAUSE_MODES, TOKENIZE, UPDATE
 from .responses_fields import (
     CHANGED_CONVERSATION,
     COMPACTED,
@@ -226,6 +226,19 @@ OPERATIONS: Mapping[Surface, Operation] = {
     ("GET", "/tokenizer_info"): Operation(
         "Get the tokenizer's special tokens and template", _MODEL, in_json(answers.TOKENIZER)
     ),
+    ("POST", "/update_weights_from_disk"): Operation(
+        "Replace the weights", _MODEL, in_json(answers.UPDATED), UPDATE
+    ),
+    ("POST", "/pause_generation"): Operation(
+        "Pause all requests", _MODEL, in_json(answers.PAUSED), PAUSE
+    ),
+    ("POST", "/continue_generation"): Operation(
+        "Go on after a pause", _MODEL, in_json(answers.PAUSED)
+    ),
+    ("POST", "/pause"): Operation(
+        "Pause all requests", _MODEL, in_json(answers.PAUSED), query={"mode": one_of(PAUSE_MODES)}
+    ),
+    ("POST", "/resume"): Operation("Go on after a pause", _MODEL, in_json(answers.PAUSED)),
     ("GET", "/debug/overview"): Operation(
         "Get the overview", _OPERATOR, in_json(answers.SOME_OBJECT), query=_SPAN
     ),

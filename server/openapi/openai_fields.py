@@ -171,5 +171,18 @@ _OF_MESSAGES = object_of(
     {**OF_TOKENIZE, **RENDERED, "messages": MESSAGES, "cache_salt": SALT}, ["messages"]
 )
 TOKENIZE: Schema = either(_OF_PROMPT, _OF_MESSAGES)
+PAUSE_MODES = ("abort", "wait", "retract", "keep", "in_place")
+OF_UPDATE: Fields = {
+    "model": TEXT,
+    "model_path": STRING,
+    "load_format": TEXT,
+    "weight_version": TEXT,
+    "mode": or_null(one_of(PAUSE_MODES)),
+    **dict.fromkeys(
+        ("abort_all_requests", "keep_pause", "flush_cache", "torch_empty_cache", "is_async"), FLAG
+    ),
+}
+UPDATE: Schema = object_of(OF_UPDATE, ["model_path"])
+PAUSE: Schema = object_of({"model": TEXT, "mode": or_null(one_of(PAUSE_MODES))})
 OF_DETOKENIZE: Fields = {"model": TEXT, "tokens": nonnull_array(TOKEN_ID)}
 DETOKENIZE: Schema = object_of(OF_DETOKENIZE, ["tokens"])

@@ -282,17 +282,22 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: CallContext
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        """Yield a snapshot of the usable blocks, then their changes, without end. The blocks are
+        """Yield a snapshot of the usable blocks, then their changes. The blocks are
         those of the namespace of the subscriber's requests. If the subscriber's key covers every
-        tenant, they are those of all namespaces."""
+        tenant, they are those of all namespaces. The stream ends with the first change after an
+        update of the weights."""
         scope = grpc_watch_scope(self._keys, context)
-        own = namespace_of(salt_of(scope.tenant, b""))
+        weights = self._engine.weights
+        own = namespace_of(weights.salted(salt_of(scope.tenant, b"")))
         await context.send_initial_metadata(())
         blocks = UsableBlocks(None if scope.others else own)
         events = GatewayEvents(request.start_sequence_number, own)
         watch = self._engine.watch("spelled", _POLL_SECONDS, scope.caller)
         async with aclosing(watch) as batches:
             async for batch in batches:
+                if self._engine.weights != weights:
+                    # Other names are the subscriber's own now: it subscribes again.
+                    return
                 changes = blocks.apply(batch)
                 if changes:
                     for message in events.batches(changes):

@@ -76,12 +76,13 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 class Ending:
     """The end of an answer. reason: STOP or LENGTH. completion_tokens: number of tokens up to the
     end, including those of a stop string. stop: the stop string ending the answer; None if it ended
-    otherwise."""
+    otherwise. weights: as in Finished."""
 
     reason: m.FinishReason
     completion_tokens: int
     usage: m.Usage
     stop: str | None = None
+    weights: tuple[m.WeightsRun, ...] = ()
 
     @property
     def is_cut(self) -> bool:
@@ -142,7 +143,8 @@ class TextAnswer:
         # The text held back may end in a stop string.
         stopped = self._stopped or self._stops.found is not None
         reason = m.FinishReason.STOP if stopped else end.reason
-        return Piece(rest, None), Ending(reason, self._count, end.usage, self._stops.found)
+        found = self._stops.found
+        return Piece(rest, None), Ending(reason, self._count, end.usage, found, end.weights)
 
 
 @asynccontextmanager

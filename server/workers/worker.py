@@ -40,9 +40,12 @@ from tasuki.server.grpc.interceptors import Continuation
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.grpc.services import InferenceService
 from tasuki.server.grpc.session_service import TurnService
+from tasuki.server.http.access import http_caller
+from tasuki.server.http.bounded_reading import read_body
 from tasuki.server.http.headers import REQUEST_ID_HEADER, http_request_id
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.routes import model_routes, openai_routes, served_model
+from tasuki.server.openai.weight_routes import PATHS
 from tasuki.server.pictures.node_pictures import NodePictures, pictures_apart
 from tasuki.server.responses.conversations import unserved_conversation_routes
 from tasuki.server.responses.endpoints.routes import (
@@ -74,7 +77,7 @@ _OWN_HEADERS = frozenset(
 or are written anew."""
 
 
-_HANDED_ON = frozenset({"/", "/metrics", STORED_PATH, INPUT_ITEMS_PATH, CANCEL_PATH})
+_HANDED_ON = frozenset({"/", "/metrics", STORED_PATH, INPUT_ITEMS_PATH, CANCEL_PATH, *PATHS})
 _PATTERN = {"/page/{name}": "/page/{name:.+}", STORED_PATH: STORED_ROUTE}
 """Patterns of aiohttp's routes, by the path in the table of surfaces, if the two differ."""
 _ROUTE = {"GET": web.get, "DELETE": web.delete, "POST": web.post}
@@ -125,8 +128,10 @@ class GrpcForwarding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 class HttpForwarding:
     """A forwarder of HTTP requests to the registry. Build it inside a running event loop."""
 
-    def __init__(self, path: str) -> None:
-        """Set up the forwarding. path: path of the registry's Unix socket."""
+    def __init__(self, path: str, held: HeldBytes) -> None:
+        """Set up the forwarding. path: path of the registry's Unix socket. held: counts the bytes
+        of bodies."""
+        self._held = held
         self._session = ClientSession(
             connector=UnixConnector(path, limit=0),
             timeout=ClientTimeout(total=None),
@@ -137,7 +142,8 @@ class HttpForwarding:
         await self._session.close()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the forwarded routes: the page, its data, metrics, and stored responses."""
+        """Return the forwarded routes: the page, its data, metrics, stored responses, and updates
+        of weights."""
         return [
             _ROUTE[method](_PATTERN.get(path, path), self._forward)
             for method, path in HTTP
@@ -145,12 +151,18 @@ class HttpForwarding:
         ]
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
+        with self._held.hold(http_caller(request)) as hold:
+            return await self._forward_with(request, await read_body(request, hold))
+
+    async def _forward_with(self, request: web.Request, body: bytearray) -> web.StreamResponse:
         headers = CIMultiDict(request.headers)
+        for name in ("Content-Length", "Transfer-Encoding", "Expect"):
+            headers.popall(name, None)
         headers[REQUEST_ID_HEADER] = http_request_id(request)
         # Its Host names the node; the registry is reached through the socket alone.
         url = URL(f"http://node{request.raw_path}", encoded=True)
         async with self._session.request(
-            request.method, url, headers=headers, allow_redirects=False
+            request.method, url, headers=headers, data=bytes(body) or None, allow_redirects=False
         ) as answer:
             kept = CIMultiDict(
                 (name, value)
@@ -311,7 +323,8 @@ class Worker:
             rotation=self._rotation,
         )
         if config.http_bind:
-            self._forwarding = HttpForwarding(job.sockets.http)
+            held = HeldBytes.for_messages(config.message_bytes)
+            self._forwarding = HttpForwarding(job.sockets.http, held)
             self._http = await start_http_server(
                 config.http_bind,
                 [*self._routes(codec, pictures), *self._forwarding.routes()],

@@ -11,7 +11,7 @@ from tasuki.model.config_json import Yarn
 from tasuki.model.drafter_shape import DrafterShape
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.protocol.contract import Contract, diff
 from tasuki.transfer.protocol.messages import node_to_wire
 from tests.harness.handover_nodes import Nodes, nodes
 from tests.harness.loopback_pair import FULL, GDN, small_layout
@@ -36,7 +36,7 @@ def mismatches() -> dict[str, Contract]:
     made = {
         field.name: replace(OURS, **{field.name: other(getattr(OURS, field.name))})
         for field in fields(Contract)
-        if field.name not in ("layout", "pictures")
+        if field.name not in ("layout", "pictures", "tensors_digest")
     }
     for field in OURS.layout.fields:
         own = [
@@ -65,6 +65,25 @@ def test_the_matrix_has_every_field_of_the_contract() -> None:
     # Activations in bf16 have no field, as before there was a choice.
     assert set(mismatches()) == set(OURS.flat()) | {"step_activations"}
     assert {"wire_version", "weights_digest", "page_tokens", "ssm_dtype"} <= set(OURS.flat())
+
+
+@pytest.mark.parametrize(
+    ("files", "tensors", "refused"),
+    [
+        ("weights", "tree", set()),
+        ("other files", "tree", set()),
+        ("weights", "(not used)", set()),
+        ("other files", "(not used)", {"weights_digest"}),
+        ("other files", "other tree", {"weights_digest"}),
+    ],
+)
+def test_equal_tensors_are_equal_weights_in_any_files(
+    files: str, tensors: str, refused: set[str]
+) -> None:
+    ours = replace(OURS, tensors_digest="tree").flat()
+    theirs = replace(OURS, weights_digest=files, tensors_digest=tensors).flat()
+    assert {found.field for found in diff(ours, theirs)} == refused
+    assert {found.field for found in diff(theirs, ours)} == refused
 
 
 WEIGHTS_SHOW = {

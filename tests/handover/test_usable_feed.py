@@ -11,8 +11,10 @@ from tasuki.decode_node.prefill_router import FRESH_SECONDS, UsableIndex
 from tasuki.prefill_node import usable_feed
 from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
-from tasuki.pycache._cpp_cache import PrefixCache
+from tasuki.pycache._cpp_cache import PrefixCache, prefix_hashes
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import pack_events
+from tasuki.pycache.weights_namespace import WeightsNamespace
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.messages import MOST_PREFIXES
 from tests.harness.trees import keep, text, tree_of
@@ -71,6 +73,29 @@ def test_the_index_is_the_tree_through_changes_gaps_and_flushes(followed: Follow
     held = followed.index.look_up(text(201, 39), SALT, 1, 0)[0]
     assert held == {followed.node: 200} or held == {followed.node: 128}
     assert not followed.index.look_up(text(201, 39), b"another tenant", 1, 0)[0]
+
+
+def test_a_prefix_is_looked_up_under_each_node_s_own_weights(followed: Followed) -> None:
+    later = WeightsNamespace.of("2" * 64)
+    tokens, index = text(200, 1), followed.index
+    keep(followed.tree, tokens, 128, 200, salt=SALT)
+    followed.read()
+    followed.send()
+    updated = index.add(later)
+    assert index.look_up(text(201, 1), SALT, 4, 0)[0] == {followed.node: 200}
+    index.apply(updated, stored_under(b"", tokens), 0.0)
+    assert index.look_up(text(201, 1), SALT, 4, 0)[0] == {followed.node: 200}, "of old weights"
+    index.start_over(updated)
+    index.apply(updated, stored_under(later.prefix, tokens), 0.0)
+    assert index.look_up(text(201, 1), SALT, 4, 0)[0] == {followed.node: 200, updated: 200}
+    assert index.look_up(text(201, 1), later.salted(SALT), 4, 0)[0] == {}
+
+
+def stored_under(prefix: bytes, tokens: Keys) -> pb.UsableBatch:
+    """Return the first batch of a node that holds these tokens. prefix: in front of SALT."""
+    names = prefix_hashes(tokens, prefix + SALT)
+    stored = pb.Prefixes(names=names[-1], parents=names[-2], tokens=[len(tokens)])
+    return pb.UsableBatch(sequence=1, snapshot=True, stored=stored)
 
 
 def test_what_others_are_about_to_look_for_is_sent_at_once(

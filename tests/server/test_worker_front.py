@@ -12,6 +12,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.server.auth.callers import LOOPBACK_ONLY
+from tasuki.server.auth.limits import HeldBytes
 from tasuki.server.auth.surfaces import GRPC, HTTP
 from tasuki.server.bind import BindError, PortClaim
 from tasuki.server.config import ServerConfig
@@ -53,7 +54,7 @@ def test_a_worker_starts_without_torch() -> None:
 
 def test_every_surface_is_a_worker_s_own_or_handed_on() -> None:
     async def handed_on() -> set[str]:
-        forwarding = HttpForwarding("/nowhere")
+        forwarding = HttpForwarding("/nowhere", HeldBytes.for_messages(1024))
         try:
             # Drop the pattern of each name.
             return {re.sub(r"\{name:.+\}", "{name}", r.path) for r in forwarding.routes()}

@@ -11,6 +11,7 @@ WIRE_VERSION = 12
 NOT_USED = "(not used)"
 BF16_NAME = "bf16"
 """Name of activations of answers without quantisation."""
+_TENSORS = "tensors_digest"
 _ABSENT = {"step_activations": BF16_NAME}
 """Values of fields that older nodes lack, and that are left out with these values."""
 _CARRIED = frozenset({"tensor_parallel"})
@@ -76,7 +77,9 @@ class Contract:
     weights. weights_format: all kinds of storage in the weights; the digest differs with it, and
     this field shows the reason. step_activations: activations of answers in products with FP8
     weights, bf16 or fp8; pages and states depend on them. pictures: fields to be equal for prompts
-    with pictures; empty: none are taken. Nodes with different ones pair for text.
+    with pictures; empty: none are taken. Nodes with different ones pair for text. tensors_digest:
+    hex digest of the weights by tensors (model/weights/tensor_tree.py). Nodes have the same weights
+    if either digest is equal, whatever files they read. Kept bytes are named without it.
     """
 
     weights_digest: str
@@ -94,13 +97,17 @@ class Contract:
     weights_format: str = NOT_USED
     step_activations: str = BF16_NAME
     pictures: Mapping[str, str] = field(default_factory=dict)
+    tensors_digest: str = NOT_USED
 
     def flat(self) -> dict[str, str]:
-        """Return all contract fields as texts by name, with the layout's fields. Activations have
-        no field in bf16, as on nodes and in kept folders from before there was a choice."""
+        """Return all contract fields as texts by name, with the layout's fields. Activations in
+        bf16 and an unused digest of tensors have no field, as on older nodes and in their kept
+        folders."""
         apart = {"layout", "pictures"}
         if self.step_activations == BF16_NAME:
             apart.add("step_activations")
+        if self.tensors_digest == NOT_USED:
+            apart.add(_TENSORS)
         values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name not in apart}
         values |= {field.name: field.text for field in self.layout.described}
         return values | {"draft_layers": str(self.layout.draft_layers)}
@@ -118,12 +125,16 @@ def pictures_pair(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
 
 def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]:
     """Return the fields with different values in two flat contracts, or present in only one, sorted
-    by name. _CARRIED fields may differ."""
+    by name. _CARRIED fields may differ. Weights differ if neither their files nor their tensors are
+    equal."""
+    alike = {_TENSORS}
+    if ours.get(_TENSORS, ours) == theirs.get(_TENSORS, theirs):
+        alike.add("weights_digest")
     found = (
         Difference(
             name, *(each.get(name, _ABSENT.get(name, "(absent)")) for each in (ours, theirs))
         )
-        for name in sorted(ours.keys() | theirs.keys())
+        for name in sorted((ours.keys() | theirs.keys()) - alike)
         if not (name in _CARRIED and name in ours and name in theirs)
     )
     return tuple(each for each in found if each.ours != each.theirs)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import report_pb2, timeline_pb2
+from tasuki.pycache.weights_namespace import PREFIX_BYTES, WeightsNamespace, names_weights
 from tasuki.transfer import peer_values
 from tasuki.transfer.chunks.chunk import ChunkHeader
 from tasuki.transfer.errors import MetadataUnusable, PeerInvalid
@@ -210,6 +211,13 @@ def node_from_wire(node: pb.Node) -> NodeIdentity:
             ),
         ),
     )
+
+
+def weights_from_wire(prefix: bytes) -> WeightsNamespace:
+    """Return the namespace of a peer's weights. Raises PeerInvalid."""
+    if prefix and not (names_weights(prefix) and len(prefix) == PREFIX_BYTES):
+        raise PeerInvalid(f"weights has {len(prefix)} bytes, and names no weights")
+    return WeightsNamespace(prefix)
 
 
 def lease_from_wire(lease_seconds: float) -> float:

@@ -15,6 +15,7 @@ from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.protocol import Model
 from tasuki.model.weights.layers import Weights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
 from tasuki.utils.signatures import Notice
 
@@ -61,6 +62,7 @@ class FreeModel:
         self.config = config
         self.weights: Weights = random_weights(config, 1, torch.float32)
         self.draft_ids: Tensor | None = None
+        self.draft_rows: Matrix | None = None
         self.own_slice: Slice | None = None
         self._cost = cost
         self._answers = answers

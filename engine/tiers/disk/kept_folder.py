@@ -15,6 +15,7 @@ from typing import Any
 
 from tasuki.engine.tiers.store import PREFIX, contract_digest, folder_of
 from tasuki.model.weights.safetensors_folder import file_digest, weights_digest
+from tasuki.model.weights.tensor_tree import WeightsDigests, tensors_digest
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,8 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 _NAME = "weights.json"
+_TREE = "tensors of "
+"""Beginning of the name of an entry with a digest of tensors; the digest of their files follows."""
 _SETTLED_SECONDS = 2.0
 """Least seconds between a file's last change and its reading for its digest to be saved. A younger
 file could change again without a change of its recorded times."""
@@ -157,6 +160,14 @@ class KnownWeights:
             self._seen[name] = [*times, found.hex()]
         return found
 
+    def tensors(self, model: str, files: str) -> str:
+        """Return tensors_digest() of the model. files: digest of its files; if that is known, its
+        tensors are too."""
+        known = self._known.get(f"{_TREE}{files}")
+        found = tensors_digest(model) if known is None else str(known[0])
+        self._seen[f"{_TREE}{files}"] = [found]
+        return found
+
     def _file_time(self) -> float | None:
         """Return the current time by the file system's clock, in seconds; None if no file can be
         made in the folder."""
@@ -178,7 +189,8 @@ class KnownWeights:
             return {
                 str(name): list(known)
                 for name, known in found.items()
-                if len(known) == 6 and len(bytes.fromhex(known[-1])) == 32
+                if len(known) == (1 if name.startswith(_TREE) else 6)
+                and len(bytes.fromhex(known[-1])) == 32
             }
         except FileNotFoundError:
             return {}
@@ -208,5 +220,16 @@ def digest_of_weights(model: str, folder: str | None) -> str:
         return weights_digest(model)
     known = KnownWeights(Path(folder))
     found = weights_digest(model, known.digest)
+    known.save()
+    return found
+
+
+def digests_of_weights(model: str, folder: str | None) -> WeightsDigests:
+    """Return both digests of the model. folder: as for digest_of_weights()."""
+    if folder is None or not Path(folder).is_dir():
+        return WeightsDigests(weights_digest(model), tensors_digest(model))
+    known = KnownWeights(Path(folder))
+    files = weights_digest(model, known.digest)
+    found = WeightsDigests(files, known.tensors(model, files))
     known.save()
     return found

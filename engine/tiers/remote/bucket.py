@@ -114,6 +114,10 @@ class Bucket:
     def is_paused(self) -> bool:
         return self._patience.is_over
 
+    def turn_to(self, other: "Bucket") -> None:
+        """Use the other bucket's folder from now on, for each new call."""
+        self._store = other._store
+
     def put(self, name: str, content: bytes | memoryview) -> None:
         import obstore
 

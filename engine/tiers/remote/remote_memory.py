@@ -5,8 +5,9 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
@@ -215,12 +216,20 @@ _PROBE_BYTES = 64 << 10
 @dataclass(frozen=True)
 class RemoteMemory:
     """A remote tier. objects: its pages and states. slabs: number of slabs with ids in the prefix
-    tree. pages_a_second: long-run limit of written pages per second; None: no limit."""
+    tree. pages_a_second: long-run limit of written pages per second; None: no limit. folder_for:
+    opens the folder of other weights, by the digest of their files."""
 
     objects: RemoteObjects
     lookups: Lookups
     slabs: int
     pages_a_second: float | None = None
+    folder_for: Callable[[str], Bucket] | None = None
+
+    def change_weights(self, files_digest: str) -> None:
+        """Use the folder of other weights from now on, as a node started with them does.
+        files_digest: of these weights. REQUIRES: no copy is in progress. Raises RemoteFailed."""
+        assert self.folder_for is not None, "a store opened without its contract"
+        self.objects.turn_to(self.folder_for(files_digest))
 
     @property
     def counters(self) -> dict[str, int]:
@@ -249,11 +258,13 @@ def remote_memory(
             f"remote_cache_gib {config.remote_cache_gib} is {slabs} slabs; give at least "
             f"{least:.3g}"
         )
-    folder = folder_of(contract_digest(contract()))
+    agreed = contract()
+    folder = folder_of(contract_digest(agreed))
     late = RemoteFailed(f"it took longer than {_START_SECONDS:g} s to be tried")
     try:
         credentials = read_credentials(config.remote_credentials)
-        bucket = open_bucket(config.remote_cache, config.remote_endpoint, folder, credentials)
+        place = partial(open_bucket, config.remote_cache, config.remote_endpoint)
+        bucket = place(folder, credentials)
         objects = within(_START_SECONDS, lambda: _opened(bucket, layout), late)
     except RemoteFailed as error:
         raise EngineConfigError(
@@ -269,6 +280,9 @@ def remote_memory(
         Lookups(bucket, objects),
         slabs,
         None if budget is None else budget * 1e6 / layout.page_bytes,
+        lambda files: place(
+            folder_of(contract_digest({**agreed, "weights_digest": files})), credentials
+        ),
     )
 
 

@@ -223,7 +223,8 @@ class RemoteObjects:
         self._slots: dict[int, str] = {}
         self._links: dict[int, _Link] = {}
         self.flushes = 0
-        """Number of flushes of this node's cache. Belongs to the engine loop."""
+        """Number of flushes of this node's cache, and of changes of its weights. Belongs to the
+        engine loop."""
         self._marked = 0
         """Number of this node's flushes recorded in the store."""
         self.counters = dict.fromkeys(("recorded", "found", "torn", "failed"), 0)
@@ -240,6 +241,13 @@ class RemoteObjects:
         """Count a flush of this node's cache. The copier's thread records it in the store by
         emptied(). Called on the engine loop."""
         self.flushes += 1
+
+    def turn_to(self, bucket: Bucket) -> None:
+        """Use another folder from now on. Lookups begun before it bring nothing. Called on the
+        engine loop. REQUIRES: no copy is in progress."""
+        self._bucket.turn_to(bucket)
+        self.flushes += 1
+        self._marked += 1
 
     def emptied_at(self) -> float | None:
         """Return the time of the last flush of any node, in seconds by the store's clock; None
@@ -293,10 +301,12 @@ class RemoteObjects:
             self._slots.pop(job.slot[1], None)
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
-        """Publish the state's manifest for other nodes, unless it is short or its path is unknown.
-        REQUIRES: the job has a label."""
+        """Publish the state's manifest for other nodes, unless it is short, its path is unknown, or
+        it has no label, because other weights are in use."""
         label, slot = job.label, job.slot
-        assert label is not None and slot is not None
+        if label is None:
+            return
+        assert slot is not None
         targets = [target for _, target in job.pages]
         self._link(targets, label.above, label.tokens)
         path = self._path_to(label.above)

@@ -16,6 +16,7 @@ from tasuki.model.drafts import NoDraftLayer
 from tasuki.model.forward import Batch, Gather, LayerHooks, PicturesUnsupported, one_rank
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
 from tasuki.utils.signatures import Notice
 
@@ -43,6 +44,10 @@ class KimiModel:
 
     @property
     def draft_ids(self) -> Tensor | None:
+        return None
+
+    @property
+    def draft_rows(self) -> Matrix | None:
         return None
 
     @property

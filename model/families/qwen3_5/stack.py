@@ -34,6 +34,7 @@ from tasuki.model.forward import Batch, Gather, LayerHooks, NullHooks, RowSpan, 
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import DraftWeights, GdnWeights, LayerWeights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
 from tasuki.utils.signatures import Notice
 
@@ -187,6 +188,10 @@ class Qwen35Model:
 
     def whole(self, logits: Tensor) -> Tensor:
         return self._gather(logits)
+
+    @property
+    def draft_rows(self) -> Matrix | None:
+        return None if self._drafts is None else self._drafts.head
 
     @property
     def own_slice(self) -> Slice | None:

@@ -134,6 +134,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/interceptors.py:_values",
     ),
     _SHORT: (
+        "server/openai/weight_routes.py:mode_of",
         "server/grpc/generate_messages.py:_seconds",
         "server/grpc/generate_messages.py:read_targets",
         "server/text/text_codec.py:WorkThreads.run",

@@ -43,6 +43,7 @@ from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import GdnWeights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
 from tasuki.utils.signatures import Notice
 
@@ -67,6 +68,10 @@ class Qwen4ExpModel:
     def draft_ids(self) -> Tensor | None:
         """Return the token ids allowed as drafts, [n] int64, ascending; None: any token."""
         return None if self._drafts is None else self._drafts.ids
+
+    @property
+    def draft_rows(self) -> Matrix | None:
+        return None if self._drafts is None else self._drafts.head
 
     @property
     def own_slice(self) -> Slice | None:
