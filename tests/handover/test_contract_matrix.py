@@ -91,7 +91,7 @@ WEIGHTS_SHOW = {
     *("experts", "intermediate", "shared_intermediate"),
 }
 """Fields visible in the weights, by the shapes or the set of tensors."""
-CHANGES_NO_STATE = {"max_position", "eos_ids", "head_rows", "held"}
+CHANGES_NO_STATE = {"max_position", "eos_ids", "head_rows", "held", "first_value_head"}
 """Fields that change no state, or that belong to one rank of several."""
 
 
