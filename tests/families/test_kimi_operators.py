@@ -236,7 +236,7 @@ def test_chunks_equal_steps_for_any_decay(steepest: float, tolerance: float) -> 
         output, state = channel_step(q[row], k[row], v[row], g[row], beta[row], state)
         outputs.append(output)
     chunked = [x.view(3, 64, *x.shape[1:]).transpose(1, 2) for x in (q, k, v, g, beta)]
-    got, kept = CHANNEL_DECAY.chunks(*chunked, start, [2])
+    got, kept = CHANNEL_DECAY.chunks(*chunked, start, [2], lambda _, after: after)
     close(got.transpose(1, 2).flatten(0, 1), torch.cat(outputs), tolerance)
     close(kept, state, tolerance)
 

@@ -52,6 +52,7 @@ def test_noise_depends_on_layer_head_and_tokens_alone() -> None:
     for first in (0, 4):
         part = StateNoise(3, first).noise(counts.flip(0), 4, 4, 4)
         assert torch.equal(part.flip(0), whole[:, first : first + 4])
+    assert StateNoise(3).noise(counts, 8, 4, 5).shape == (3, 8, 4, 5)
     others = [StateNoise(4).noise(counts, 8, 4, 4), StateNoise(3).noise(counts + 1, 8, 4, 4)]
     assert all((other == whole).double().mean() < 0.01 for other in others)
 

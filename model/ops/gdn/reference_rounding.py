@@ -57,17 +57,17 @@ class StateNoise:
 
     def noise(self, counts: Tensor, heads: int, value_dim: int, key_dim: int) -> Tensor:
         """Return the noise for states after `counts` [N] tokens, [N, heads, value_dim, key_dim]
-        int32 of 16 bits. REQUIRES: key_dim is even."""
+        int32 of 16 bits."""
         device = counts.device
         head = torch.arange(heads, device=device) + self.origin
         words = mixed((mixed(head) + counts[:, None]) & MASK)[..., None]
         rows = mixed((words + torch.arange(value_dim, device=device) * ROW_STEP) & MASK)
-        keys = mixed((torch.arange(key_dim // 2, device=device) + KEY_WORDS) & MASK)
+        keys = mixed((torch.arange((key_dim + 1) // 2, device=device) + KEY_WORDS) & MASK)
         # The product of a uniform word and an odd one is uniform. It has the noise of a key and of
         # the key half a row behind it. Its low bits are those of int32.
         words = rows.int()[..., None] * (keys | 1).int()
         upper = (words >> 16) & 0xFFFF
-        return torch.cat([(words & 0xFFFF) ^ upper, upper], dim=-1)
+        return torch.cat([(words & 0xFFFF) ^ upper, upper], dim=-1)[..., :key_dim]
 
 
 def chunk_bounds(begin: int, end: int, before: int | None) -> list[tuple[int, int]]:
