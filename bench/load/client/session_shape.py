@@ -57,10 +57,3 @@ class SessionShape:
     def longest(self) -> int:
         """Return the length of a session's last prompt and its answer."""
         return self.prompt(self.turns - 1) + self.answer
-
-    @property
-    def reuse(self) -> float:
-        """Return the share of a session's prompt tokens computed in its earlier turns."""
-        sent = sum(self.prompt(turn) for turn in range(self.turns))
-        known = sum(self.prompt(turn) + self.answer for turn in range(self.turns - 1))
-        return known / sent

@@ -12,7 +12,7 @@ spans. The grid does not depend on rows (CUDA graphs).
 Reference: `reference.paged_attention`; of groups: the same rows alone.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -96,10 +96,6 @@ class SpanWorkspace:
             torch.empty(*places, config.head_dim, dtype=torch.float32, device=device),
             torch.empty(places, dtype=torch.float32, device=device),
         )
-
-    def with_programs(self, programs: int) -> "SpanWorkspace":
-        """Return the same memory for another number of programs per key head."""
-        return replace(self, programs=programs)
 
 
 def attend_spans(
