@@ -67,7 +67,7 @@ class ServingConfig:
     turn_tokens: int = option(700, "new prompt tokens of a turn")
     turn_answer: int = option(150, "tokens of a turn's answer")
     warm: int = option(3, "how often the common prefix is asked for before; 0: cold")
-    input: int = option(0, "mean tokens of a prompt, for agents in growing sessions; 0: others")
+    input: int = option(0, "mean tokens of a prompt in growing sessions of agents; 0: no growth")
     output: int = option(400, "mean tokens of an answer, with --input")
     reuse: float = option(0.9, "share of prompt tokens known from earlier turns, with --input")
     replies: str = option("", "trace file with the answers' lengths and pauses, with --input")
