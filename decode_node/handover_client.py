@@ -250,8 +250,8 @@ class HandoverClient:
                     pull.put(event_of(message))
 
     def _change(self, message: m.WeightsChanged) -> None:
-        """Connect to each prefill node again, with other weights. Transfers of before end as those
-        of a lost connection do."""
+        """Connect to each prefill node again, with other weights. Transfers in progress end as
+        those of a lost connection do."""
         pictures = dict(self._contract.pictures)
         if pictures:
             pictures["tower_digest"] = message.files

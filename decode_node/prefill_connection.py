@@ -289,7 +289,7 @@ class PrefillConnection:
         self.stub = stub
         self.sees_pictures = sees_pictures
         self.weights = weights_from_wire(connected.weights)
-        """Namespace of the salts under which the node names its prefixes."""
+        """Namespace of the node's weights, for the names of its prefixes."""
         self.lost = asyncio.Event()
         self.progress: NodeProgress | None = None
         """Progress of the node, from its latest heartbeat with a report of it; None before one."""

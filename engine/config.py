@@ -140,7 +140,7 @@ class EngineConfig:
     attention_split: str = option(
         "auto",
         "division of a step's keys on a GPU; auto: shares; spans: shared pages are read once for "
-        "several rows, no drafts",
+        "several rows, not with drafts",
         ("auto", "shares", "spans"),
     )
     draft_layer: str = option(

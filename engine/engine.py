@@ -28,7 +28,7 @@ from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
-from tasuki.engine.updates.staging import Stages
+from tasuki.engine.updates.staging import Stager
 from tasuki.engine.updates.updates import UpdateInbox, Updates
 from tasuki.model.grammar.grammar import GrammarError, GrammarsBusy, GrammarsUnavailable
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
@@ -92,7 +92,7 @@ class Compute:
     grammars: GrammarCompiler
     drafts: DraftLimit
     pictures: Pictures | None = None
-    staging: Stages | str = "this engine is built over weights that stay"
+    staging: Stager | str = "this engine is built over weights that stay"
     role: Role = Role.FUSED
 
 

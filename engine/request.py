@@ -285,7 +285,7 @@ class Request:
     refused_at: Hashable = None  # state behind the last refusal
     suspect: bool = False  # a forward with it and others failed: its next one is alone
     mixed: bool = False
-    weights: tuple[m.WeightsRun, ...] = ()  # of its output; empty before a change of weights
+    weights: tuple[m.WeightsRun, ...] = ()  # versions of its output; empty before an update
     created: float = field(default_factory=time.monotonic)
     queued_at: float = 0.0  # time of entering this engine's queue, on the queue's clock
     deadline: float | None = None  # the client's, on the queue's clock

@@ -7,8 +7,8 @@ class AttentionSplit(Enum):
     """The division of a step's keys among a GPU's programs.
 
     SHARES: even shares of the pages of all rows. SPANS: spans of each row's own keys, at fixed
-    positions; rows that share pages are attended in groups, and a row's bits do not depend on the
-    others.
+    positions. Rows with common pages are then attended in groups, and a row's bits do not depend on
+    other rows.
     """
 
     SHARES = "shares"

@@ -3,7 +3,7 @@ pages.
 
 A block drafter proposes several tokens in one pass. It reads the target's residual stream after
 some of the target's layers. Its keys and values of a token are a function of that token's streams
-alone. So they depend on the same tokens as the target's own, and belong into the same pages. It has
+alone. So they depend on the same tokens as the target's own, and belong in the same pages. It has
 no state in a slot.
 
 Pure, immutable values. Does not know files or weights.
@@ -19,6 +19,7 @@ FLAG = "--drafter"
 KIND = "block_drafter"
 """Name of the kind of its layers in a cache layout."""
 _SIDES = 2
+"""Keys and values."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,7 @@ class HybridPrefixCache(PrefixCache):
         """Open cursors by their ids for callers: the tree's id, and the client's salt."""
 
     def change_weights(self, weights: WeightsNamespace) -> None:
-        """Name states of other weights from now on. Those of before are not found any more, unless
+        """Name states of other weights from now on. Earlier states are not found any more, unless
         their weights come back. Allocations stay, and insert below their own weights."""
         self.weights = weights
         for cursor, (inner, salt) in self._cursors.items():
@@ -102,7 +102,7 @@ class HybridPrefixCache(PrefixCache):
         del self._cursors[cursor]
 
     def _inner(self, cursor: int) -> int:
-        """Return the tree's id of a cursor; an unknown cursor's own, which the tree refuses."""
+        """Return the tree's id of a cursor; an unknown cursor's own id, for the tree to refuse."""
         return self._cursors.get(cursor, (cursor, b""))[0]
 
     def _place(self, cursor: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Namespaces of weights: the salts under which the tree names states of the weights in use.
+"""Namespaces of weights: the tree's salts for states of the weights in use.
 
 A prompt has a client's salt everywhere: in messages, on the wire, in a store. The tree alone adds
 the weights to it, because it holds states of several weights at a time:
@@ -44,7 +44,7 @@ class WeightsNamespace:
 
 
 START = WeightsNamespace()
-"""The namespace of the weights that a node started with."""
+"""The namespace of a node's first weights."""
 
 
 def names_weights(salt: bytes) -> bool:

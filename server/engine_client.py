@@ -210,7 +210,7 @@ class EngineClient:
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count(1)
         self.weights = START
-        """Namespace of the salts under which the engine's tree names its states."""
+        """Namespace of the weights in use, known from the last update's answer."""
         self._lost: m.RequestError | None = None
         self._retires = False
         self.http_address = ""

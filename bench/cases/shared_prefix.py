@@ -1,5 +1,5 @@
-"""Cases of attention by spans beside even shares: rows that share their first pages, as agents of
-one task do, and rows that share none."""
+"""Cases of attention by spans beside even shares: rows with common first pages, as of agents with
+one task, and rows without."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -45,7 +45,7 @@ class NodeConfig:
     )
     quantization: str = option("", "format of drawn weights; none: plain", ("", *SERVED_ON_GPUS))
     accept: str = option(
-        "", "answers of drawn weights known before, with drafts that hold so likely, one by one"
+        "", "acceptance rates of scripted drafts of drawn weights; none: no script"
     )
     step_ms: float = option(0.0, "of any forward of the free model; 0: none takes any time")
     row_us: float = option(0.0, "more for each sequence that decodes")
@@ -75,7 +75,7 @@ def drawn_parts(
     quantization: str, accept: str, config: EngineConfig, progress: Progress, role: Role
 ) -> EngineParts:
     """Return all parts of an engine, with random weights. quantization: format of the weights;
-    empty: plain. accept: how likely drafts hold, as in `Script`; empty: no scripted drafts."""
+    empty: plain. accept: acceptance rates of drafts, as in `Script`; empty: no script."""
     torch.set_num_threads(config.threads)
     model = load_config(config.model)
     if not accept:

@@ -18,7 +18,7 @@ _ENDLESS_ANSWER = 200_000
 _GROWTH = 10_000
 """Number of tokens an endless answer is assumed to have at the window's end."""
 _LIVES = 4
-"""Number of growing sessions, one after another, that a cost-free model's arena holds."""
+"""Number of growing sessions, one after another, in a cost-free model's arena."""
 GOLDEN = ".93/.86/.825"
 """Acceptance of drafts with 1.93, 2.73 and 3.39 tokens a step for one, two and three drafts."""
 
@@ -67,14 +67,16 @@ class ServingConfig:
     turn_tokens: int = option(700, "new prompt tokens of a turn")
     turn_answer: int = option(150, "tokens of a turn's answer")
     warm: int = option(3, "how often the common prefix is asked for before; 0: cold")
-    input: int = option(0, "mean tokens of a prompt: agents in sessions that grow by turns")
+    input: int = option(0, "mean tokens of a prompt in growing sessions of agents; 0: no growth")
     output: int = option(400, "mean tokens of an answer, with --input")
-    reuse: float = option(0.9, "share of prompt tokens of a session's earlier turns, with --input")
-    replies: str = option("", "trace whose answers' lengths and pauses are played, with --input")
-    faster: float = option(1.0, "what the recorded times between turns are divided by")
-    drafts: int = option(0, "of a step, by the model's draft layer, that hold as --accept says")
-    accept: str = option("", f"how likely drafts hold, one by one; none: {GOLDEN}")
-    gpus: int | None = option(None, "of all nodes, for tokens a GPU; not given: one a node")
+    reuse: float = option(0.9, "share of prompt tokens known from earlier turns, with --input")
+    replies: str = option("", "trace file with the answers' lengths and pauses, with --input")
+    faster: float = option(1.0, "divisor of the trace's pauses between turns")
+    drafts: int = option(0, "draft tokens of a step, with scripted acceptance; 0: none")
+    accept: str = option(
+        "", f"acceptance rate of each draft after the earlier ones; not given: {GOLDEN}"
+    )
+    gpus: int | None = option(None, "of all nodes, for tokens per GPU; not given: one per node")
     step_ms: float = option(0.0, "that a forward of the free model takes; 0: none takes any time")
     row_us: float = option(55.0, "more for each sequence that decodes, where step_ms is given")
     token_us: float = option(24.0, "more for each prompt token, where step_ms is given")
@@ -103,7 +105,7 @@ class ServingConfig:
         if self.grows:
             self._check_growing()
         elif self.replies:
-            raise ValueError("replies are of sessions that grow: give --input TOKENS as well")
+            raise ValueError("replies are of growing sessions: give --input TOKENS as well")
         if self.drafts:
             self._check_drafts()
         elif self.accept:
@@ -130,7 +132,7 @@ class ServingConfig:
 
     @property
     def scripted(self) -> str:
-        """Return how likely drafts hold, one by one; empty without drafts."""
+        """Return the acceptance rates of drafts, as in `Script`; empty without drafts."""
         return (self.accept or GOLDEN) if self.drafts else ""
 
     @property

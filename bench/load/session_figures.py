@@ -1,4 +1,4 @@
-"""The figures of a published shape: tokens a second of a GPU and of a user, and hit rates. Pure."""
+"""Figures of growing sessions: tokens per second of a GPU and of a user, and hit rates. Pure."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ _SHARES = (50, 90)
 def session_figures(
     answers: Sequence[Answer], window: Window, node: NodeWindow, gpus: int
 ) -> Figures:
-    """Return the figures of sessions in the window. Answers count if sent in it and received whole
-    in it; tokens a GPU count all tokens received in it. node: samples of the answering node. gpus:
-    number of GPUs of all nodes.
+    """Return the figures of sessions in the window. An answer counts if it was sent and received
+    whole in the window. Tokens per GPU count all tokens received in it. node: samples of the
+    answering node. gpus: number of GPUs of all nodes.
 
-    A user's tokens a second are the inverse of a quantile of an answer's seconds a token: p90 is
-    reached by nine answers of ten. The seconds include the wait for the first token; "decoding"
-    leaves it out. Hit rates are shares of prompt tokens: reached, by the node's usage; ideal,
-    computed in earlier turns of the session."""
+    A user's tokens per second are the inverse of a quantile of the answers' seconds per token. Nine
+    answers of ten reach p90. The seconds include the wait for the first token; "decoding" leaves it
+    out. Hit rates are shares of prompt tokens: reached, by the node's usage; ideal, computed in
+    earlier turns of the session."""
     timed = [
         answer
         for answer in answers
@@ -53,8 +53,8 @@ def session_figures(
 
 
 def _drafts(node: NodeWindow) -> Figures:
-    """Return the drafts of the window; nothing without any. tokens_per_row: mean tokens an answer
-    got from a step with drafts."""
+    """Return the drafts of the window; nothing without any. tokens_per_row: mean tokens of an
+    answer from a step with drafts."""
     drafted = node.grown("drafted_tokens_total")
     if not drafted:
         return {}

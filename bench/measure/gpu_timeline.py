@@ -34,9 +34,9 @@ class Work:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kernel's mean use in a step. seconds: time of all its launches behind the end of the
-    kernels before them. A kernel that begins early waits for the one before it, and that wait is
-    not its own. launches: number of its launches."""
+    """One kernel's mean use in a step. seconds: time of all its launches after the end of earlier
+    kernels. A kernel with an early start waits for the one before it, and this wait does not
+    count. launches: number of its launches."""
 
     name: str
     seconds: float
@@ -83,8 +83,8 @@ def gaps(work: Iterable[Work]) -> list[float]:
 
 
 def kernel_times(work: Iterable[Work], steps: int) -> list[KernelTime]:
-    """Return each kernel's mean use in a step, longest first. Their sum is the GPU's busy
-    time. steps: number of profiled steps."""
+    """Return each kernel's mean use in a step, longest first. Their sum is the GPU's busy time.
+    steps: number of profiled steps."""
     seconds, launches = defaultdict[str, float](float), Counter[str]()
     done = -math.inf
     for piece in sorted(work, key=lambda piece: piece.begin):

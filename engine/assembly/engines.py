@@ -39,7 +39,7 @@ from tasuki.engine.tiers.host_memory import available_bytes
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
-from tasuki.engine.updates.staging import Stages, Staging, answers_soundly
+from tasuki.engine.updates.staging import Stager, Staging, answers_soundly
 from tasuki.model.attention_split import AttentionSplit
 from tasuki.model.families.loading import build_model, load_weights
 from tasuki.model.families.registry import family_of
@@ -243,8 +243,8 @@ def _assemble(
     )
 
 
-def build_staging(config: EngineConfig, parts: EngineParts) -> Stages | str:
-    """Return what the engine stages new weights with; the reason if it takes none, as yet."""
+def build_staging(config: EngineConfig, parts: EngineParts) -> Stager | str:
+    """Return the stager of the engine's new weights; the reason if it takes none, as yet."""
     if parts.arena.bytes.device.type != "cpu":
         return "weights change on a CPU only, as yet: restart this node"
     if config.drafter is not None:
@@ -257,15 +257,15 @@ def build_staging(config: EngineConfig, parts: EngineParts) -> Stages | str:
         return build_model(model, weights, assembly_of(config, model, weights, parts.sight))
 
     return Staging(
-        parts.model,
-        model,
-        lambda folder: asked_model(replace(config, model=folder)),
-        lambda folder: load_weights(folder, model, dtype),
-        build,
-        lambda folder: digests_of_weights(folder, config.disk_cache),
-        available_bytes,
-        partial(keeps_tower, config, parts.tower),
-        partial(answers_soundly, layout=parts.layout),
+        model=parts.model,
+        config=model,
+        read_config=lambda folder: asked_model(replace(config, model=folder)),
+        read_weights=lambda folder: load_weights(folder, model, dtype),
+        build=build,
+        digests=lambda folder: digests_of_weights(folder, config.disk_cache),
+        available=available_bytes,
+        keeps_tower=partial(keeps_tower, config, parts.tower),
+        is_sound=partial(answers_soundly, layout=parts.layout),
     )
 
 

@@ -41,7 +41,7 @@ from tasuki.engine.tiers.tier import (
     Copier,
     TierPrices,
 )
-from tasuki.engine.updates.staging import Stages
+from tasuki.engine.updates.staging import Stager
 from tasuki.model.config import ModelConfig
 from tasuki.model.costs import PrefillFlops
 from tasuki.model.drafter.model import beside_drafter
@@ -118,7 +118,7 @@ class EngineParts:
     tower: VisionTower | None = None
     sight: Sight | None = None
     rows: GlooCollectives | None = None
-    staging: Stages | None = None
+    staging: Stager | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
@@ -232,7 +232,7 @@ def build_parts(
 def assembly_of(
     config: EngineConfig, model: ModelConfig, weights: Weights, sight: Sight | None
 ) -> Assembly:
-    """Return what a single rank's engine adds to weights. sight: as in rotary_sections()."""
+    """Return a single rank's additions to its weights. sight: as in rotary_sections()."""
     return Assembly(
         DraftHead.of(weights.head, _drafted(config, model)),
         rotary_sections=rotary_sections(sight),

@@ -245,6 +245,7 @@ class RankInMemory:
         self._memory: torch.Tensor | None = None
         self._region: RankRegion | None = None
         self._source = source
+        self._assembly: Assembly
         self._parts: EngineParts
         self._pictures: FollowerRows | None = None
 
@@ -394,22 +395,22 @@ class RankInMemory:
         return FollowerTiers(copiers, send)
 
     def staging(self) -> Staging:
-        """Return what this rank stages new weights with, after meet(). The leader alone digests
+        """Return the stager of this rank's new weights, after meet(). The leader alone digests
         them."""
         settings, source, shard = self._settings, self._source, self._shard
         digests = partial(digests_of_weights, folder=settings.disk_cache)
         return Staging(
-            self._parts.model,
-            self.config,
-            lambda folder: source.model(replace(settings, model=folder)),
-            lambda folder: source.weights(
+            model=self._parts.model,
+            config=self.config,
+            read_config=lambda folder: source.model(replace(settings, model=folder)),
+            read_weights=lambda folder: source.weights(
                 *(replace(settings, model=folder), self.config, shard, self._device, no_progress)
             ),
-            lambda weights: build_model(self._part, weights, self._assembly),
-            digests if shard.rank == 0 else lambda folder: NO_DIGESTS,
-            lambda: available_bytes() // shard.ranks,
-            partial(keeps_tower, settings, self._tower),
-            has_finite_weights,
+            build=lambda weights: build_model(self._part, weights, self._assembly),
+            digests=digests if shard.rank == 0 else lambda folder: NO_DIGESTS,
+            available=lambda: available_bytes() // shard.ranks,
+            keeps_tower=partial(keeps_tower, settings, self._tower),
+            is_sound=has_finite_weights,
         )
 
     def weights(self, send: SendToLeader) -> FollowerWeights:

@@ -9,11 +9,11 @@ START_VERSION = "default"
 
 
 class PauseMode(StrEnum):
-    """What a pause does to requests in flight. Requests that come later wait in every mode.
+    """The effect of a pause on requests in flight. Later requests wait in every mode.
 
-    ABORT: end them, as their clients could. WAIT: let those that hold memory end. RETRACT: take
-    their memory back; they go on later from a prefill of all their tokens. KEEP: stop them between
-    two tokens; they go on over the KV and states of before."""
+    ABORT: end them, as their clients could. WAIT: let requests with memory end. RETRACT: take their
+    memory back; they go on later from a prefill of all their tokens. KEEP: stop them between two
+    tokens; they go on over their earlier KV and states."""
 
     ABORT = "abort"
     WAIT = "wait"
@@ -30,7 +30,7 @@ class PauseAnswers(Message):
 
 
 class ResumeAnswers(Message):
-    """Go on after a pause. Without one, only answered."""
+    """Go on after a pause. Without a pause, only an answer follows."""
 
     query_id: int
 
@@ -38,8 +38,8 @@ class ResumeAnswers(Message):
 class UpdateWeights(Message):
     """Replace the weights by those of a checkpoint folder, all of them or none.
 
-    mode: what the update's own pause does, from staged to committed weights, if no pause is in
-    force. version: for answers; empty: made from the weights' digest."""
+    mode: of the update's own pause, from staged to committed weights, if no pause is in force.
+    version: for answers; empty: made from the weights' digest."""
 
     query_id: int
     folder: str
@@ -56,8 +56,8 @@ class AnswersPaused(Message):
 
 class WeightsUpdated(Message):
     """The answer to UpdateWeights. error: why the weights are as before; None: they are updated.
-    version: of the weights in use. names: beginning of the salts under which the tree names their
-    states. requests: number of those paused by the update."""
+    version: of the weights in use. names: beginning of the tree's salts for their states.
+    requests: number of those paused by the update."""
 
     query_id: int
     version: str
@@ -68,8 +68,8 @@ class WeightsUpdated(Message):
 
 class WeightsChanged(Message):
     """The weights have changed, and all requests are paused. Answered by LinksClosed, once no link
-    of before takes a transfer. files, tensors: their digests. names: beginning of the salts under
-    which the tree names their states."""
+    from before the change takes a transfer. files, tensors: their digests. names: beginning of the
+    tree's salts for their states."""
 
     files: str
     tensors: str

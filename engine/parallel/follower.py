@@ -173,7 +173,7 @@ class LoadedRank(Protocol):
         """Return the rank's tower and rows, after join(); None without a tower."""
 
     def weights(self, send: SendToLeader) -> FollowerWeights:
-        """Return what stages and commits this rank's weights, after join()."""
+        """Return the follower's half of updates of weights, after join()."""
 
     @property
     def begun(self) -> int:

@@ -39,7 +39,7 @@ class RankedWeights:
 
 @dataclass(frozen=True)
 class RankedStaging:
-    """What a leader stages weights with. own: its own part's."""
+    """`Stager` of a leader. own: of its own part."""
 
     own: Staging
     ranks: Ranks
@@ -65,14 +65,14 @@ class FollowerWeights:
     """A follower's staged weights. Owns those staged last, until their commit."""
 
     def __init__(self, staging: Callable[[], Staging], send: SendToLeader) -> None:
-        """staging: returns what this rank stages with. send: sends a message to the leader."""
+        """staging: returns this rank's stager. send: sends a message to the leader."""
         self._staging = staging
         self._send = send
         self._staged: StagedWeights | None = None
 
     def handle(self, message: r.WeightsMessage) -> None:
-        """Begin to stage on a thread, or commit what was staged. REQUIRES: the leader knows that
-        all was staged before it commits."""
+        """Begin to stage on a thread, or drop or commit the staged weights. REQUIRES: a commit
+        comes after the staging of all ranks."""
         match message:
             case r.StageWeights(folder):
                 self._staged = None

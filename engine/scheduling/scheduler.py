@@ -206,7 +206,7 @@ _LEAST_SECONDS = 1e-9
 
 
 class Hold(Enum):
-    """What a pause keeps from running. NEW: requests that wait. ALL: every request."""
+    """The requests kept from running by a pause. NEW: waiting ones. ALL: every request."""
 
     NOTHING = "nothing"
     NEW = "new"

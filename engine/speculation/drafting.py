@@ -103,14 +103,14 @@ class Chances:
         return _FIRST_GUESS if self._prior is None else self._prior._likely(place)
 
 
-class MtpDrafter:
-    """Drafts made by the model's draft layer at the previous forward (model/drafts.py).
+class RunnerDrafter:
+    """Drafts made by the runner at the previous forward (model/drafts.py).
 
     Owns the newest drafts, or their number if the runner keeps them, and the answer's length before
     them. Thread rule: the engine loop's.
     """
 
-    source = DraftSource.MTP
+    source: DraftSource
 
     def __init__(self) -> None:
         self._guessed: tuple[int, ...] = ()
@@ -120,7 +120,7 @@ class MtpDrafter:
         the answer's first token is sampled without drafts."""
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
-        """Store the draft layer's drafts, made after `behind` tokens of the answer."""
+        """Store the runner's drafts, made after `behind` tokens of the answer."""
         self._guessed, self._at_index, self._behind = tokens, 0, behind
 
     def left_at_index(self, count: int, behind: int) -> None:
@@ -134,18 +134,24 @@ class MtpDrafter:
         return self._at_index if behind == self._behind else 0
 
     def asked(self, behind: int) -> bool:
-        """Return True if drafts after `behind` tokens of the answer were asked of the layer."""
+        """Return True if drafts after `behind` tokens of the answer were asked of the runner."""
         return self._behind == behind
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         return list(self._guessed[:most]) if len(output) == self._behind else []
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Do nothing: the draft layer's next drafts do not depend on the outcome of these."""
+        """Do nothing: the runner's next drafts do not depend on the outcome of these."""
 
 
-class BlockDrafter(MtpDrafter):
-    """Drafts made by a block drafter beside the model, in one pass after the previous forward."""
+class MtpDrafter(RunnerDrafter):
+    """Drafts of the model's draft layer, one after the other."""
+
+    source = DraftSource.MTP
+
+
+class BlockDrafter(RunnerDrafter):
+    """Drafts of a block drafter beside the model, in one pass."""
 
     source = DraftSource.BLOCK
 
@@ -179,15 +185,15 @@ class Drafting:
         self,
         drafters: Sequence[Drafter],
         most: int,
-        mtp: MtpDrafter | None = None,
+        by_runner: RunnerDrafter | None = None,
         prior: Chances | None = None,
     ) -> None:
-        """drafters: sources in the order of use. most: most drafts of one forward. mtp: the one of
-        `drafters` with drafts of a draft layer or a block drafter, if any. prior: acceptance rates
-        of requests with the same first source."""
+        """drafters: sources in the order of use. most: most drafts of one forward. by_runner: the
+        one of `drafters` with drafts made by the runner, if any. prior: acceptance rates of
+        requests with the same first source."""
         self.chances = Chances(prior)
         self._most = most
-        self._mtp = mtp
+        self._by_runner = by_runner
         self.drafters = drafters
         self._proposing = drafters[0]
         self._watched: tuple[int, tuple[int, ...]] | None = None
@@ -198,39 +204,39 @@ class Drafting:
 
     @property
     def guesses(self) -> int:
-        """Number of tokens to be proposed by the draft layer after each forward; 0 without one."""
-        return 0 if self._mtp is None else self._most
+        """Number of tokens to be proposed by the runner after each forward; 0: it proposes none."""
+        return 0 if self._by_runner is None else self._most
 
     def first_guesses(self, output: Sequence[int], most: int) -> int:
-        """Return the number of drafts the draft layer should make before the forward, for this
+        """Return the number of drafts the runner should make before the forward, for this
         forward. Above 0 only if the previous forward could not make them, because it ran on another
         node. REQUIRES: propose() returned none."""
-        if self._mtp is None or self._mtp.asked(len(output)):
+        if self._by_runner is None or self._by_runner.asked(len(output)):
             return 0
-        self._proposing = self._mtp
+        self._proposing = self._by_runner
         return min(most, self._most)
 
     def drafts_at_index(self, output: Sequence[int], most: int) -> int:
-        """Return the number of the draft layer's drafts kept by the runner, at most `most`; 0
-        without a draft layer. REQUIRES: propose() returned none."""
-        if self._mtp is None:
+        """Return the number of drafts made and kept by the runner, at most `most`; 0 if none are.
+        REQUIRES: propose() returned none."""
+        if self._by_runner is None:
             return 0
-        count = min(most, self._most, self._mtp.at_index(len(output)))
+        count = min(most, self._most, self._by_runner.at_index(len(output)))
         if count:
-            self._proposing = self._mtp
+            self._proposing = self._by_runner
         return count
 
     def left_at_index(self, count: int, behind: int) -> None:
-        """Record `count` drafts of the draft layer kept by the runner, made after `behind` tokens
-        of the answer. Do nothing without a draft layer."""
-        if self._mtp is not None:
-            self._mtp.left_at_index(count, behind)
+        """Record `count` drafts made and kept by the runner after `behind` tokens of the answer.
+        Do nothing if it makes none."""
+        if self._by_runner is not None:
+            self._by_runner.left_at_index(count, behind)
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
-        """Store the draft layer's drafts, made after `behind` tokens of the answer. Do nothing
-        without a draft layer."""
-        if self._mtp is not None:
-            self._mtp.guessed(tokens, behind)
+        """Store the runner's drafts, made after `behind` tokens of the answer. Do nothing if it
+        makes none."""
+        if self._by_runner is not None:
+            self._by_runner.guessed(tokens, behind)
 
     def propose(self, output: Sequence[int], most: int) -> tuple[int, ...]:
         """Return at most `most` possible next tokens of the answer, from the first source with any.
@@ -240,9 +246,9 @@ class Drafting:
 
     def watch(self, output: Sequence[int]) -> None:
         """Learn during steps without drafts if drafts would be accepted: compare a proposal with
-        the answer once it has grown. Do nothing with a draft layer, because only a forward shows
-        its proposals."""
-        if self._mtp is not None:
+        the answer once it has grown. Do nothing if the runner makes drafts, because only a forward
+        shows its proposals."""
+        if self._by_runner is not None:
             return
         if self._watched is not None:
             behind, drafts = self._watched
@@ -263,7 +269,7 @@ class Drafting:
                 self._proposing = drafter
                 self.chances.looked(found=True)
                 return tuple(drafts)
-        self.chances.looked(found=self._mtp is not None)
+        self.chances.looked(found=self._by_runner is not None)
         return ()
 
     def verified(self, drafted: int, accepted: int) -> None:

@@ -14,7 +14,15 @@ from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.pycache.keys import PromptTokens
 
-from .drafting import BlockDrafter, Chances, Drafter, Drafting, DraftSource, MtpDrafter
+from .drafting import (
+    BlockDrafter,
+    Chances,
+    Drafter,
+    Drafting,
+    DraftSource,
+    MtpDrafter,
+    RunnerDrafter,
+)
 
 ANCHOR_TOKENS = 6
 """Number of equal tokens needed to find an earlier place in a text. Fewer would find too many
@@ -316,16 +324,16 @@ class Speculation:
         drafters: list[Drafter] = []
         if len(message.prediction):
             drafters.append(PredictionDrafter(message.prediction))
-        mtp = self._by_runner(message)
+        by_runner = self._runner_drafter(message)
         if self._left is not None:
             most = message.sampling.max_new_tokens
             # This source goes before the layer, because it costs nothing and may be right for
             # longer. While its last drafts were wrong, the layer drafts.
-            least = 1 if mtp is None else 2
+            least = 1 if by_runner is None else 2
             tokens = PromptTokens(message.prompt)
             drafters.append(TreeDrafter(tokens, message.salt, most, self._left, least))
-        if mtp is not None:
-            drafters.append(mtp)
+        if by_runner is not None:
+            drafters.append(by_runner)
         if message.sampling.grammar is not None and self._grammars is not None:
             grammar = AnswerGrammar(message.sampling.grammar, self._grammars)
             drafters = [AllowedDrafter(drafter, grammar) for drafter in drafters]
@@ -333,14 +341,16 @@ class Speculation:
         if not drafters or not self._draft_tokens:
             return None
         prior = self._chances[drafters[0].source]
-        return Drafting(drafters, self._draft_tokens, mtp, prior)
+        return Drafting(drafters, self._draft_tokens, by_runner, prior)
 
-    def _by_runner(self, message: m.Submit) -> MtpDrafter | None:
-        """Return the drafter with drafts made by the runner; None: there is none, or the answer has
-        a grammar, whose limits such drafts do not know."""
+    def _runner_drafter(self, message: m.Submit) -> RunnerDrafter | None:
+        """Return the drafter of drafts made by the runner; None without one. An answer with a
+        grammar has none, because such drafts do not know its limits."""
         if message.sampling.grammar is not None:
             return None
-        return BlockDrafter() if self._by_block else MtpDrafter() if self._by_layer else None
+        if self._by_block:
+            return BlockDrafter()
+        return MtpDrafter() if self._by_layer else None
 
     @property
     def remembers(self) -> bool:

@@ -2,9 +2,9 @@
 
 Owns the mode in force. Thread rule: the engine loop's. Invariants: while a pause is in force, no
 waiting request begins. It is at rest once no forward is in flight and every request waits, or, in
-the mode KEEP, stands between two tokens. So no load, hand-over or pull is in progress for any.
-Nothing but the pause's end changes that. A prefill node's requests always end: others wait for
-them.
+the mode KEEP, stands between two tokens. So no load, hand-over or pull is in progress for any. A
+pause at rest stays so until its end. A prefill node's requests always end, because other nodes wait
+for them.
 """
 
 from tasuki.engine import messages as m
@@ -18,7 +18,7 @@ class Pause:
     def __init__(
         self, scheduler: Scheduler, handover: Handover, modes: frozenset[PauseMode]
     ) -> None:
-        """modes: those that this role can pause in; WAIT takes the place of others."""
+        """modes: the modes of this role; WAIT takes the place of others."""
         self._modes = modes
         self._scheduler = scheduler
         self._handover = handover
@@ -38,7 +38,7 @@ class Pause:
         self._scheduler.hold = Hold.NOTHING
 
     def comes_to_rest(self) -> bool:
-        """Return True if the pause is at rest. Take memory back from requests that run, in the mode
+        """Return True if the pause is at rest. Take memory back from running requests, in the mode
         RETRACT. REQUIRES: a pause is in force, and no forward is in flight."""
         if self.mode is PauseMode.RETRACT:
             self._scheduler.retract_all()

@@ -1,11 +1,11 @@
 """Staging of new weights beside those in use: read, checked, and then copied into the same storage.
 
 stage() runs on a thread of its own and changes nothing in use. commit() runs between two forwards,
-and cannot fail half-way: everything that could be wrong was checked before. The tensors in use keep
-their addresses, so nothing that holds them must be made anew.
+and cannot fail half-way, because stage() has made every check. The tensors in use keep their
+addresses, so their holders are not built again.
 
-Checks, in this order: memory for a second set of weights, the config, both digests, the names and
-shapes of all tensors, their dtypes and layouts, and finite logits of a short forward.
+Checks, in this order: memory for a second set of weights; the config; names, shapes, dtypes and
+layouts of all tensors; the vision tower; finite logits of a short forward; unchanged files.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,6 +28,7 @@ from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 _TRIAL_TOKENS = PAGE_TOKENS // 2
 _TRIAL_SLABS = 4
 _WIDE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes of plain weights, whose numbers may be NaN or infinite."""
 GIB = 2**30
 
 
@@ -46,8 +47,8 @@ class Staged(Protocol):
         """Put the weights in the place of those in use. REQUIRES: no forward is in flight."""
 
 
-class Stages(Protocol):
-    """What an engine stages weights with, on one rank or several."""
+class Stager(Protocol):
+    """Stager of an engine's weights, on one rank or several."""
 
     def stage(self, folder: str) -> Staged:
         """Read and check the folder's weights. Raises UpdateRefused, WeightsError,
@@ -56,7 +57,7 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class Staging:
-    """What one rank stages weights with.
+    """`Stager` of one rank.
 
     model: the model in use; of one rank if there are several. config: the whole model's.
     read_config: returns the config of a folder, with the engine's settings. read_weights: returns
@@ -139,8 +140,8 @@ def answers_soundly(model: Model, layout: CacheLayout) -> bool:
 
 
 def has_finite_weights(model: Model) -> bool:
-    """Return True if all weights in wide dtypes are finite. For a rank, which runs no forward
-    without the others."""
+    """Return True if all weights in wide dtypes are finite. For one of several ranks, because a
+    rank runs no forward alone."""
     wide = (tensor for tensor in held(model) if tensor.dtype in _WIDE)
     return all(bool(torch.isfinite(tensor).all()) for tensor in wide)
 
@@ -163,7 +164,7 @@ class StagedWeights:
 
 
 def held(model: Model) -> Iterator[Tensor]:
-    """Yield the tensors of a model's weights, and of what it keeps of them for drafts."""
+    """Yield the tensors of a model's weights, and of its rows of the head for drafts."""
     yield from tensors((model.weights, model.draft_rows))
 
 

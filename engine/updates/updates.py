@@ -9,9 +9,9 @@ Invariants:
    change with the names of states (weights_namespace.py), in one call between two steps. So no
    state of one version is ever found under another.
 2. A failed update changes nothing, and its own pause ends.
-3. A pair's links of before are closed before the pause ends, so no transfer leads from one version
-   to another.
-4. A request that goes on over KV of before gives none of it to the tree.
+3. A pair's older links are closed before the pause ends, so no transfer leads from one version to
+   another.
+4. A request with KV of several versions gives none of it to the tree.
 5. Each update and each pause is answered once. One update is in progress at a time.
 """
 
@@ -29,7 +29,7 @@ from tasuki.engine.roles.base import Handover
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.engine.updates.pause import Pause
-from tasuki.engine.updates.staging import Staged, Stages
+from tasuki.engine.updates.staging import Staged, Stager
 from tasuki.model.weights.tensor_tree import WeightsDigests
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.pycache.weights_namespace import WeightsNamespace
@@ -46,7 +46,7 @@ _MODES = {Role.PREFILL: frozenset({PauseMode.WAIT})}
 @dataclass
 class _Update:
     """An update in progress. staging: its weights, once they are checked. requests: number of
-    requests at the begin of its pause. answer: for the time when links are closed; None before the
+    requests at the start of its pause. answer: sent once the links are closed; None before the
     commit."""
 
     asked: m.UpdateWeights
@@ -64,11 +64,11 @@ class Updates:
         handover: Handover,
         tiers: LowerTiers | None,
         emit: m.Emit,
-        staging: Stages | str,
+        staging: Stager | str,
         role: Role = Role.FUSED,
     ) -> None:
-        """role: the engine's. staging: what to stage weights with; a text: the reason for which
-        this engine refuses updates."""
+        """role: the engine's. staging: stager of new weights; a text: the reason to refuse every
+        update."""
         self._cache = cache
         self._plans = plans
         self._handover = handover
@@ -133,8 +133,8 @@ class Updates:
         return m.WeightsUpdated(asked.query_id, self.version, names, error=error)
 
     def begin_staged(self) -> None:
-        """Begin the pause of an update whose weights are staged now, or answer it if they are not
-        accepted."""
+        """Begin the pause of an update once its weights are staged. If they are refused, answer the
+        update."""
         update = self._update
         if update is not None and update.staging.done() and not self._is_staged(update):
             self._update = None
@@ -215,7 +215,7 @@ class Updates:
         self._cache.change_weights(WeightsNamespace.of(digests.tensors))
 
 
-def _stage(staging: Stages, folder: str, staged: "Future[Staged]") -> None:
+def _stage(staging: Stager, folder: str, staged: "Future[Staged]") -> None:
     name_this_thread()
     try:
         found = staging.stage(folder)

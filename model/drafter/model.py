@@ -5,7 +5,7 @@ it stores the drafter's keys and values of the forward's tokens, in layers behin
 pages move, are shared and are kept with the drafter's part in them. A drafter carries nothing from
 forward to forward but pages: the hidden state before a proposal has width 0.
 
-A proposal reads pages and writes nothing. So what it proposes never changes what is cached.
+A proposal reads pages and writes nothing. So proposals never change the cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,13 +1,13 @@
 """The reader of a block drafter's config.json, and its refusals.
 
 The layout is DFlash: `architectures` lists DFlashDraftModel, and `dflash_config` names the mask
-token and the target's layers. The drafter's transformer is that of Qwen3, so its norms multiply by
-the stored weight itself. Embedding and head are the target's.
+token and the target's layers. The drafter has Qwen3's transformer, so its norms multiply by the
+stored weight itself. Embedding and head are the target's.
 
 Source: github.com/z-lab/dflash, dflash/model.py at 10129599. `target_layer_ids` count the target's
-layers from 0 and mean their outputs. Fields that would change the computation are refused with any
-value but the one computed here: layers with a window, DFlash2, scaled embeddings or logits. Each
-error names the file, the field and the fix.
+layers from 0 and mean their outputs. A field of the computation is refused with any value but the
+one computed here: layers with a window, DFlash2, scaled embeddings or logits. Each error names the
+file, the field and the fix.
 """
 
 from dataclasses import replace
@@ -25,12 +25,13 @@ _ONLY: tuple[tuple[str, object], ...] = (
     ("use_sliding_window", False),
     ("rope_scaling", None),
 )
+"""Fields of the config, each with its one value computed here."""
 _ONLY_IN_EITHER: tuple[tuple[str, object], ...] = (
     ("input_embedding_scale", 1.0),
     ("output_multiplier", 1.0),
     ("final_logit_softcapping", None),
 )
-"""Fields of the config, or of its `dflash_config`."""
+"""The same for fields of the config or of its `dflash_config`."""
 _FULL = "full_attention"
 _BLOCK = 16
 """Tokens of a block of a config without `block_size`."""
@@ -93,7 +94,7 @@ def read_drafter(folder: Path, model: ModelConfig) -> DrafterShape:
 
 
 def _check_layout(fields: ConfigFields) -> None:
-    """Raise ModelConfigError unless the config has the one layout that is read."""
+    """Raise ModelConfigError unless the config has the layout of this reader."""
     if fields.get("architectures") != [ARCHITECTURE]:
         raise fields.error(
             "architectures",
@@ -126,6 +127,7 @@ def _check_target(fields: ConfigFields, model: ModelConfig) -> None:
 
 
 def _target_layers(own: ConfigFields, model: ModelConfig) -> tuple[int, ...]:
+    """Return the target's layers read by the drafter, ascending. Raises ModelConfigError."""
     listed = own.get("target_layer_ids")
     ids = listed if isinstance(listed, list) else []
     # The final norm follows the last layer, and no drafter reads its stream before that.

@@ -1,7 +1,7 @@
 """The weights of a block drafter, from the files of its folder.
 
 Owns the published names and the fused shapes. Immutable after reading, so free to share between
-threads. Every stored tensor must be read: one that nobody reads belongs to another layout.
+threads. Every stored tensor must be read: an unread one belongs to another layout.
 """
 
 import logging

@@ -101,8 +101,8 @@ class MadeTensors:
 
 
 def _coded(whole: Tensor, codec: Codec) -> dict[str, Tensor]:
-    """Return the tensors of a quantised matrix [out, in], or of a stack [experts, out, in] with
-    each expert quantised by itself, by the last part of their names."""
+    """Quantise a matrix [out, in], or each expert of a stack [experts, out, in] by itself. Return
+    the tensors by the last part of their names."""
     if whole.ndim == 2:
         return codec(whole)
     # If only shapes are known, one expert serves for all: a model has thousands of them.

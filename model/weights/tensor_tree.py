@@ -1,10 +1,10 @@
-"""Digest of weights by their tensors, whatever files they are stored in.
+"""Digest of weights by their tensors, independent of the files that store them.
 
     leaf    SHA-256(name, dtype, shape, bytes) of a tensor as stored
     root    SHA-256("tasuki weights v1", then the leaves in order of the tensors' names)
 
 Two sets of tensors have equal roots only if all names, dtypes, shapes and bytes are equal. A root
-needs only the leaves, so whoever knows these reads only the tensors that changed. Pure except for
+needs only the leaves, so a reader with older leaves reads only the changed tensors. Pure except for
 reading the files.
 """
 
@@ -33,7 +33,7 @@ class WeightsDigests:
 
 
 NO_DIGESTS = WeightsDigests("", "")
-"""For weights whose digests another rank knows."""
+"""Digests in the staged weights of a follower: the leader has the real ones."""
 
 
 def tensors_digest(directory: Path | str) -> str:

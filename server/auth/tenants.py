@@ -11,12 +11,11 @@ A prompt's salt is made of the tenant's name and the client's own salt:
     a tenant     MARK + SHA-256("tasuki tenant v1" + length of name + name + client's salt)
 
 Invariants: two different pairs of name and client's salt have two different salts. The length (4
-bytes, big-endian) fixes the end of the name, and no client's salt may begin with MARK, or as a
-salt of updated weights does (pycache/weights_namespace.py). So no client reaches another tenant's
-prompts by its choice of salt. The same pair has the same salt on every
-node, so a prefill node separates the same prompts as its decode nodes do. A name is no secret: a
-tenant's salt separates prompts, but does not hide the names of prefixes from their watchers
-(docs/security.md).
+bytes, big-endian) fixes the end of the name, and no client's salt may begin with MARK, or with
+that of updated weights (pycache/weights_namespace.py). So no client reaches another tenant's
+prompts by its choice of salt. The same pair has the same salt on every node, so a prefill node
+separates the same prompts as its decode nodes do. A name is no secret: a tenant's salt separates
+prompts, but does not hide the names of prefixes from their watchers (docs/security.md).
 
 Visible usage: the length of the cached prefix reveals whether another caller's prompt begins the
 same way. So the counts are only as fine as the caller's right to see whether a prompt is cached:

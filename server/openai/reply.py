@@ -211,8 +211,8 @@ class ChunkedReply:
         }
 
     def _versions(self) -> dict[str, Any]:
-        """Return the version of the weights that drew the last token, as SGLang does, and those of
-        each choice: [first token, version] for each run. Return no field before any update."""
+        """Return the weights' version at the last token, as SGLang does, and the versions of each
+        choice: [first token, version] for each run. Return no field before any update."""
         runs = [ending.weights for _, ending in self._ended()]
         if not any(runs):
             return {}

@@ -33,6 +33,7 @@ PATHS = (
 )
 """Paths of these routes, all POST."""
 _LONGEST_NAME = 256
+"""Most characters of a version."""
 _LONGEST_PATH = 4096
 _MOST_BODY_BYTES = 1 << 16
 
@@ -48,9 +49,9 @@ class WeightHandlers:
         return [web.post(path, handler) for path, handler in zip(PATHS, handlers, strict=True)]
 
     async def update(self, request: web.Request) -> web.Response:
-        """Replace the weights by those of `model_path`. `abort_all_requests` ends the requests in
-        flight; by default those that hold memory end first, or `mode` names another way. With
-        `keep_pause` the pause lasts until a resume."""
+        """Replace the weights by those of `model_path`. By default requests with memory end first.
+        `abort_all_requests` aborts them, and `mode` names another way. With `keep_pause` the pause
+        lasts until a resume."""
         fields = await self._fields(request)
         folder = fields.short_text("model_path", _LONGEST_PATH)
         if not folder:

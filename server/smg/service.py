@@ -282,10 +282,10 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: CallContext
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        """Yield a snapshot of the usable blocks, then their changes. The blocks are
-        those of the namespace of the subscriber's requests. If the subscriber's key covers every
-        tenant, they are those of all namespaces. The stream ends with the first change after an
-        update of the weights."""
+        """Yield a snapshot of the usable blocks, then their changes. The blocks are those of the
+        namespace of the subscriber's requests. If the subscriber's key covers every tenant, they
+        are those of all namespaces. The stream ends with the first change after an update of the
+        weights."""
         scope = grpc_watch_scope(self._keys, context)
         weights = self._engine.weights
         own = namespace_of(weights.salted(salt_of(scope.tenant, b"")))

@@ -90,8 +90,9 @@ class Step:
         case, tokens = self.case, self.tokens
         chosen = [*rows, *[0] * spare]
         at = torch.tensor([row * tokens + i for row in chosen for i in range(tokens)])
-        made = SpanWorkspace.of(case.config, len(chosen), tokens, case.device, RULE).with_programs(
-            programs
+        made = replace(
+            SpanWorkspace.of(case.config, len(chosen), tokens, case.device, RULE),
+            programs=programs,
         )
         made.groups.put(plan)
         output = attend_spans(

@@ -1,5 +1,5 @@
-"""`python -m tools.rounding`: what FP8 rows in steps cost the trained models of the repository, and
-what recurrent states in bfloat16 cost them (`--of states`).
+"""`python -m tools.rounding`: the cost of FP8 rows in steps to the repository's trained models, and
+of recurrent states in bfloat16 (`--of states`).
 
 A model reads one text; for FP8 rows it is quantised to FP8 blocks. Each rounding is compared with
 float32: mean KL of the next token's distribution in nats, and the share of equal top tokens.

@@ -1,4 +1,4 @@
-"""What recurrent states in bfloat16 cost a model, token by token as in answers, or as in prompts.
+"""The cost of recurrent states in bfloat16, token by token as in answers, or as in prompts.
 
 The text is read in forwards of FORWARD tokens. In answers, a state is rounded after each token; in
 prompts, at every multiple of 64 tokens. Two roundings are compared with states in float32: to the
@@ -39,7 +39,7 @@ class Nearest(StateRounding):
 @dataclass(frozen=True)
 class StateForm:
     """Form of recurrent states. dtype: their dtype. rounding: in place of the layers' noise; None:
-    the noise. stepped: number of the sequences whose tokens are an answer's, 0 or 1."""
+    the noise. stepped: indices of the sequences with an answer's tokens, as in Batch."""
 
     dtype: str
     rounding: StateRounding | None

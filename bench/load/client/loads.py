@@ -125,7 +125,7 @@ class Agents:
 
 @dataclass(frozen=True)
 class GrowingSessions:
-    """A load of agent sessions. A session that has ended is followed by a new one at once. Every
+    """A load of agent sessions. A new session follows an ended one at once. Every
     turn's prompt appends the last answer and new tokens. The first sessions begin at turns evenly
     spread over a session, and their first answers have different lengths."""
 

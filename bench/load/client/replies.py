@@ -49,8 +49,8 @@ def recorded_replies(path: Path, tokens: int, faster: float) -> Replies:
             found.setdefault(request.conversation, []).append(request)
     if not found:
         raise ReplayError(
-            f"{path}: names no session_id, so nobody knows which turn follows which: give a trace "
-            "of sessions"
+            f"{path}: names no session_id, so the order of turns is unknown: give a trace of "
+            "sessions"
         )
     recorded = list(chain.from_iterable(found.values()))
     scale = tokens * len(recorded) / sum(request.answer_tokens for request in recorded)

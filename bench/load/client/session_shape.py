@@ -1,5 +1,5 @@
-"""The lengths of an agent's session: its prompts grow turn by turn, so that a given share of all
-prompt tokens was computed before. Pure."""
+"""The lengths of an agent's session. Its prompts grow turn by turn, and a given share of all prompt
+tokens was computed in earlier turns. Pure."""
 
 from dataclasses import dataclass
 
@@ -43,8 +43,8 @@ class SessionShape:
 
     @classmethod
     def _with_turns(cls, turns: int, prompt: int, answer: int, new: float) -> "SessionShape":
-        # Prompts grow by `grown` a turn, and their mean is `prompt`. Of all their tokens those of
-        # the first prompt and the fresh ones are new.
+        # Prompts grow by `grown` a turn, and their mean is `prompt`. New tokens are those of the
+        # first prompt and the fresh ones.
         grown = 2 * ((new * turns - 1) * prompt / (turns - 1) + answer)
         first = prompt - (turns - 1) * grown / 2
         return cls(turns, round(first), round(grown) - answer, answer)
@@ -57,10 +57,3 @@ class SessionShape:
     def longest(self) -> int:
         """Return the length of a session's last prompt and its answer."""
         return self.prompt(self.turns - 1) + self.answer
-
-    @property
-    def reuse(self) -> float:
-        """Return the share of a session's prompt tokens computed in its earlier turns."""
-        sent = sum(self.prompt(turn) for turn in range(self.turns))
-        known = sum(self.prompt(turn) + self.answer for turn in range(self.turns - 1))
-        return known / sent

@@ -301,8 +301,8 @@ class RemoteObjects:
             self._slots.pop(job.slot[1], None)
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
-        """Publish the state's manifest for other nodes, unless it is short, its path is unknown, or
-        it has no label, because other weights are in use."""
+        """Publish the state's manifest for other nodes. Leave it out if the state is short or its
+        path is unknown. A state of other weights has no label, and is left out too."""
         label, slot = job.label, job.slot
         if label is None:
             return

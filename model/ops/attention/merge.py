@@ -169,6 +169,7 @@ def joined_parts(
 
 @triton.jit
 def opening_of(gate, gate_stride, row, head, element, HEAD_DIM: tl.constexpr):
+    """Return the output gate's factors of a row's head elements, sigmoid(gate), float32."""
     start = gate + row * gate_stride + head * (2 * HEAD_DIM)
     return tl.sigmoid(tl.load(start + element, cache_modifier=".cg").to(tl.float32))
 

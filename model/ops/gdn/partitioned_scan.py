@@ -1,9 +1,10 @@
 """The scan of a GDN layer's prefill on a Hopper GPU, by warps with parts of their own.
 
 One warp brings a chunk's keys, queries, mixers and values by the tensor copy engine. One warp group
-computes. Written in Gluon, because a program's chain of products bounds the scan: Triton loads by
-its computing warps, waits for each product, and multiplies queries by zeros. The arithmetic and its
-order are those of `scan.py`, so the bits are the same. Only for bfloat16.
+computes. A program's chain of products bounds the scan, so it is written in Gluon. Triton would
+load by its computing warps, wait for each product, and multiply queries by zeros. The arithmetic
+and its order are those of `scan.py`, so the bits are the same. Activations are bfloat16, states
+float32.
 """
 
 from dataclasses import replace
@@ -105,6 +106,7 @@ def _scan(
     VALUE_HEADS: gl.constexpr,
     VALUE_DIM: gl.constexpr,
 ):
+    """Compute the outputs of each chunk in turn, and store the planned states."""
     keys, queries, inverses, scores, values = buffers
     totals, betas, lasts = decays
     state_operand, missing_operand, kept_operand = own
@@ -194,6 +196,7 @@ def _partitioned_scan_kernel(
     OPERAND: gl.constexpr,
     FLAT: gl.constexpr,
 ):
+    """Scan COLUMNS columns of one value head of one sequence."""
     head = gl.program_id(1)
     key_head = head // (VALUE_HEADS // KEY_HEADS)
     column = gl.program_id(0) * COLUMNS
@@ -273,7 +276,7 @@ def _partitioned_scan_kernel(
 
 
 def has_partitions(kq: Tensor, v: Tensor, ssm: Tensor) -> bool:
-    """Return true if the kernel can scan these keys, queries and values of gdn_conv() into these
+    """Return True if the kernel can scan these keys, queries and values of gdn_conv() into these
     states. States in bfloat16 are rounded by another kernel."""
     return (
         kq.is_cuda

@@ -305,7 +305,7 @@ returns the states as stored."""
 
 
 def _settling(run: RunPlan, stored: Stored) -> Settle:
-    """Return the function that rounds the state of a run at every multiple of CHUNK_TOKENS."""
+    """Return the function for rounding a run's state at every multiple of CHUNK_TOKENS."""
     wholes = [count % CHUNK_TOKENS == 0 for count in run.counts.tolist()]
 
     def settle(chunk: int, state: Tensor) -> Tensor:

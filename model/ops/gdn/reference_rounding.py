@@ -6,8 +6,8 @@ So a number is rounded away from zero with a probability equal to the fraction c
 bfloat16 stay as they are. Noise is a hash of the layer, the head, the number of tokens in the
 state, and the element. It does not depend on batches, slots, ranks or devices.
 
-When states are rounded: in steps, after each token. In prompts, at every multiple of CHUNK_TOKENS
-tokens of the sequence. A state stored elsewhere in a prompt is a rounded copy, and the prompt goes
+Steps round states after each token. Prompts round them at every multiple of CHUNK_TOKENS tokens of
+the sequence. A state stored elsewhere in a prompt is a rounded copy, and the prompt goes
 on with the state in float32. So a prompt cut at multiples of CHUNK_TOKENS has the states of the
 whole prompt, bit by bit. A prompt that goes on from another place has one rounding more.
 """
@@ -23,15 +23,18 @@ from tasuki.model.ops.word_mix import MASK, mixed
 from .reference_chunked import CHUNK_TOKENS
 
 ROUNDED = torch.bfloat16
-"""The dtype of states that are rounded with noise."""
+"""The dtype of states rounded with noise."""
 ROW_STEP = 0x9E3779B9
+"""Distance of the hash words of two neighbouring rows before mixing."""
 KEY_WORDS = 0x85EBCA6B
+"""Hash word of key 0 before mixing."""
 LAYER_SHIFT = 16
-"""Constants of the hash. ROW_STEP: distance of two rows' words before mixing. KEY_WORDS: word of
-key 0 before mixing. LAYER_SHIFT: bits of a head's number in a layer."""
+"""Number of bits of a head's number in its layer."""
 
 
 class StateRounding(Protocol):
+    """Rounding of float32 states to bfloat16."""
+
     def rounded(self, states: Tensor, counts: Tensor) -> Tensor:
         """Return states [N, heads, value_dim, key_dim] float32 as bfloat16. counts: [N] int64,
         tokens in each."""

@@ -58,7 +58,7 @@ def row_words(head, tokens, row):
 @triton.jit
 def step_words(head, tokens, row, update):
     """Return row_words() after a step with these updates of the rows, float32. A row with NaN or
-    infinity has such an update too. It gets no noise, which would make numbers of NaN."""
+    infinity has such an update too. It gets no noise, because noise would turn NaN into numbers."""
     return tl.where(tl.abs(update) <= _LARGEST, row_words(head, tokens, row), 0)
 
 

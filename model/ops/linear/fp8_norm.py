@@ -1,4 +1,4 @@
-"""Root-mean-square norm of rows, as FP8 rows alone or too, in one pass.
+"""Root-mean-square norm of rows as FP8 rows, alone or beside plain rows, in one pass.
 
 A norm is rounded to its dtype before it is quantised, so its codes are those of
 `fp8_activations.quantised` of the norm. References: `norm.reference.rms_norm`, and

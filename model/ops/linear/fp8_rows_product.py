@@ -38,8 +38,8 @@ _NEIGHBOURS = tl.constexpr(16)
 """Number of tiles of x's rows whose programs with the same weights are neighbours."""
 _TAIL_ROWS = tl.constexpr(64)
 _TAIL_BATCH = tl.constexpr(16)
-"""Number of x's rows in a tile of the tail, whatever the tile of the FP8 rows. A tail has few rows,
-so small tiles share out its columns' latency among programs."""
+"""Rows of weights and of x in a tile of the tail, for every tile of the FP8 rows. A tail has few
+rows, so small tiles share out its columns' latency among programs."""
 _TAIL_STAGES = tl.constexpr(5)
 _PROGRAMS = 256
 """Least number of programs with 128 rows of x: two for each multiprocessor."""

@@ -1,8 +1,9 @@
 """Attention of a step's rows by spans of their keys: one token a row, or a token and its drafts.
 
-A unit of work is one span of one row, or one span of several rows that share its pages. Then the
-queries of all of these rows meet each key in one matrix instruction, and its page is read once. The
-instruction has the same shape for one row and for several, so a row's bits do not depend on others.
+A unit of work is one span of one row, or one span of several rows with its pages in common. Then
+the queries of all of these rows meet each key in one matrix instruction, and its page is read once.
+The instruction has the same shape for one row and for several, so a row's bits do not depend on
+others.
 Each (row, span) pair leaves a partial result; `merge_spans` joins them in the order of spans.
 
 Units are dealt to programs in turns: first groups, then whole spans of single rows, then last
@@ -11,7 +12,7 @@ spans. The grid does not depend on rows (CUDA graphs).
 Reference: `reference.paged_attention`; of groups: the same rows alone.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -44,7 +45,8 @@ _PROGRAMS = 2
 """Programs of one multiprocessor: one reads while the other starts or ends a unit."""
 _LEAST_QUERIES = 16
 _LEAST_BATCH = 32
-"""Least size of the block that finds rows by their units: smaller ones would be compiled anew."""
+"""Least size of the block for finding a unit's row. Fewer rows use it too, without a compilation of
+their own."""
 _STAGES, _STAGES_OF_ROWS = 3, 7
 """Numbers of pipeline stages for plain numbers and for FP8 rows. Two programs then fit a
 multiprocessor."""
@@ -62,10 +64,9 @@ class SpanWorkspace:
     """Memory for the partial results of up to `batch` rows; every layer reuses it.
 
     queries: rows of the matrix instruction of every unit. programs: number of programs per key
-    head. groups: the plan of each step. outputs: [batch, most
-    spans, heads, head_dim] float32. weights: [batch, most spans, heads] float32, log2 of the sum of
-    exponentials. heads: query heads of all tokens of a row. All launches using one workspace must
-    be on one stream.
+    head. groups: the plan of each step. outputs: [batch, most spans, heads, head_dim] float32.
+    weights: [batch, most spans, heads] float32, log2 of the sum of exponentials. heads: query heads
+    of all tokens of a row. All launches using one workspace must be on one stream.
     """
 
     queries: int
@@ -95,9 +96,6 @@ class SpanWorkspace:
             torch.empty(*places, config.head_dim, dtype=torch.float32, device=device),
             torch.empty(places, dtype=torch.float32, device=device),
         )
-
-    def with_programs(self, programs: int) -> "SpanWorkspace":
-        return replace(self, programs=programs)
 
 
 def attend_spans(

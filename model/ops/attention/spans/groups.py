@@ -1,8 +1,8 @@
 """Rows of a batch that share first pages, as groups for attention: the plan of a step.
 
-Rows lie side by side in an order in which equal page tables are neighbours. In each span, a run of
-neighbours with equal pages is attended together, a few rows at a time, while every one of their
-queries sees the span whole. Later spans are each row's own. The kernel finds own spans from lengths
+Rows are ordered so that equal page tables are neighbours. In each span, a run of neighbours with
+equal pages is attended together, a few rows at a time. Every one of their queries must see the
+whole span. Later spans are each row's own. The kernel finds own spans from lengths
 on the device. So a plan stays valid while rows grow, until a row's spans change their length.
 """
 
@@ -100,8 +100,7 @@ def _units(shared: Ints, most_rows: int) -> Ints:
 
 @dataclass(frozen=True)
 class SpanGroups:
-    """A step's plan on a device, at fixed addresses, so that a captured graph reads each step's
-    plan. All are int32.
+    """A step's plan on a device, at fixed addresses for captured graphs. All tensors are int32.
 
     rule: lengths of spans. most_rows: most rows of a unit. header [2 B + 1]: order and covered, as
     in GroupPlan, and the number of units. units [most units, 3]: the plan's units first.

@@ -27,10 +27,6 @@ class SpanRule:
         """Return the number of pages in a span of each row. lengths: keys of each row."""
         return np.maximum(-(-_pages(lengths) // self.most_spans), self.least_pages)
 
-    def count(self, lengths: Ints) -> Ints:
-        """Return the number of spans of each row, the last one perhaps shorter than the others."""
-        return -(-_pages(lengths) // self.pages(lengths))
-
     def whole(self, lengths: Ints, seen: Ints) -> Ints:
         """Return the number of first spans of each row with all keys seen by all of its queries.
         seen: number of keys seen by each row's first query."""
