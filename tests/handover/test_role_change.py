@@ -59,6 +59,8 @@ FIXED = frozenset(
             "kv_dtype",
             "ssm_dtype",
             "step_activations",
+            "attention_split",
+            "drafter",
             "ngram_table",
             "draft_layer",
             *("device", "vision"),
