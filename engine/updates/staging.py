@@ -4,8 +4,9 @@ stage() runs on a thread of its own and changes nothing in use. commit() runs be
 and cannot fail half-way: everything that could be wrong was checked before. The tensors in use keep
 their addresses, so nothing that holds them must be made anew.
 
-Checks, in this order: memory for a second set of weights, the config, both digests, the names and
-shapes of all tensors, their dtypes and layouts, and finite logits of a short forward.
+Checks, in this order: memory for a second set of weights, plain files, the config, the names and
+shapes of all tensors, their dtypes and layouts, and finite logits of a short forward. The weights
+are digested last. Staged weights are copies: later writes to the folder change nothing of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -92,9 +93,9 @@ class Staging:
             )
         if not Path(folder).is_dir():
             raise UpdateRefused(f"{folder} is no folder of this machine: give a checkpoint folder")
+        check_files(Path(folder))
         self._check_config(folder)
         before = written(folder)
-        digests = self.digests(folder)
         model = self.build(self.read_weights(folder))
         self._check_tensors(folder, model)
         if not self.keeps_tower(folder):
@@ -104,6 +105,7 @@ class Staging:
                 f"{folder}: its weights or their logits are NaN or infinite: check them, and the "
                 "node's --dtype"
             )
+        digests = self.digests(folder)
         if written(folder) != before:
             raise UpdateRefused(
                 f"{folder} was written to while it was read: rename a complete folder into place"
@@ -171,7 +173,15 @@ def _form(tensor: Tensor) -> tuple[object, ...]:
     return tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.device
 
 
+def check_files(folder: Path) -> None:
+    """Raise UpdateRefused for a file that may have no end, such as a pipe or a device. A link to a
+    plain file is accepted. Raises WeightsError."""
+    for path in {*folder.glob("*.json"), *weight_files(folder)}:
+        if path.exists() and not path.is_file():
+            raise UpdateRefused(f"{path} is no plain file: give a checkpoint folder")
+
+
 def written(folder: str) -> list[tuple[str, int, int]]:
     """Return name, size and time of change of the folder's weight files. Raises WeightsError."""
-    files = [(path, path.stat()) for path in weight_files(Path(folder))]
+    files = [(path, path.stat()) for path in weight_files(Path(folder)) if path.exists()]
     return [(path.name, status.st_size, status.st_mtime_ns) for path, status in files]
