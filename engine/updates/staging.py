@@ -5,8 +5,9 @@ and cannot fail half-way: everything that could be wrong was checked before. The
 their addresses, so nothing that holds them must be made anew.
 
 Checks, in this order: memory for a second set of weights, plain files, the config, the names and
-shapes of all tensors, their dtypes and layouts, and finite logits of a short forward. The weights
-are digested last. Staged weights are copies: later writes to the folder change nothing of them.
+shapes of all tensors, their dtypes and layouts, finite weights, and finite logits of a short
+forward. The weights are digested last. Staged weights are copies: later writes to the folder change
+nothing of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -131,7 +132,10 @@ class Staging:
 
 
 def answers_soundly(model: Model, layout: CacheLayout) -> bool:
-    """Return True if a short forward has finite logits. layout: of the model's arena."""
+    """Return True if all weights are finite, and the logits of a short forward, which reads few
+    experts and rows. layout: of the model's arena."""
+    if not has_finite_weights(model):
+        return False
     arena = Arena(layout, _TRIAL_SLABS)
     arena.bytes.zero_()
     tokens = [7919 * place % model.config.vocab for place in range(_TRIAL_TOKENS)]

@@ -35,7 +35,7 @@ class CopiedFile(SafetensorsFile):
         """Return a tensor's bytes as [n] uint8, in new memory."""
         _, _, begin, end = self._entries[name]
         found = torch.empty(end - begin, dtype=torch.uint8)
-        filled = memoryview(found.numpy())
+        filled = found.numpy().data
         for at in range(0, end - begin, _PIECE):
             self._fill(filled[at : at + _PIECE], self._begin + begin + at)
         return found
