@@ -447,11 +447,9 @@ class EngineClient:
         self, folder: str, mode: m.PauseMode, version: str
     ) -> m.WeightsUpdated:
         """Replace the weights, all or none, as UpdateWeights does. Return its answer."""
-        done = await self._query(
+        return await self._query(
             m.WeightsUpdated, lambda query: m.UpdateWeights(query, folder, mode, version)
         )
-        self.weights = WeightsNamespace(done.names)
-        return done
 
     async def tree(
         self,
@@ -609,6 +607,9 @@ class EngineClient:
         unread.end(RequestRejected(message.error) if isinstance(message, m.Rejected) else message)
 
     def _answer(self, reply: Reply) -> None:
+        if isinstance(reply, m.WeightsUpdated):
+            # The names change too if the caller of the update is gone.
+            self.weights = WeightsNamespace(reply.names)
         future = self._queries.pop(reply.query_id, None)
         if future is not None and not future.done():
             future.set_result(reply)

@@ -4,8 +4,10 @@ stage() runs on a thread of its own and changes nothing in use. commit() runs be
 and cannot fail half-way, because stage() has made every check. The tensors in use keep their
 addresses, so their holders are not built again.
 
-Checks, in this order: memory for a second set of weights; the config; names, shapes, dtypes and
-layouts of all tensors; the vision tower; finite logits of a short forward; unchanged files.
+Checks, in this order: memory for a second set of weights; plain files; the config; names, shapes,
+dtypes and layouts of all tensors; the vision tower; finite weights; finite logits of a short
+forward. The weights are digested last. Staged weights are copies: later writes to the folder change
+nothing of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -93,9 +95,9 @@ class Staging:
             )
         if not Path(folder).is_dir():
             raise UpdateRefused(f"{folder} is no folder of this machine: give a checkpoint folder")
+        check_files(Path(folder))
         self._check_config(folder)
         before = written(folder)
-        digests = self.digests(folder)
         model = self.build(self.read_weights(folder))
         self._check_tensors(folder, model)
         if not self.keeps_tower(folder):
@@ -105,6 +107,7 @@ class Staging:
                 f"{folder}: its weights or their logits are NaN or infinite: check them, and the "
                 "node's --dtype"
             )
+        digests = self.digests(folder)
         if written(folder) != before:
             raise UpdateRefused(
                 f"{folder} was written to while it was read: rename a complete folder into place"
@@ -130,7 +133,10 @@ class Staging:
 
 
 def answers_soundly(model: Model, layout: CacheLayout) -> bool:
-    """Return True if a short forward has finite logits. layout: of the model's arena."""
+    """Return True if all weights are finite, and the logits of a short forward, which reads few
+    experts and rows. layout: of the model's arena."""
+    if not has_finite_weights(model):
+        return False
     arena = Arena(layout, _TRIAL_SLABS)
     arena.bytes.zero_()
     tokens = [7919 * place % model.config.vocab for place in range(_TRIAL_TOKENS)]
@@ -172,7 +178,15 @@ def _form(tensor: Tensor) -> tuple[object, ...]:
     return tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.device
 
 
+def check_files(folder: Path) -> None:
+    """Raise UpdateRefused for a file that may have no end, such as a pipe or a device. A link to a
+    plain file is accepted. Raises WeightsError."""
+    for path in {*folder.glob("*.json"), *weight_files(folder)}:
+        if path.exists() and not path.is_file():
+            raise UpdateRefused(f"{path} is no plain file: give a checkpoint folder")
+
+
 def written(folder: str) -> list[tuple[str, int, int]]:
     """Return name, size and time of change of the folder's weight files. Raises WeightsError."""
-    files = [(path, path.stat()) for path in weight_files(Path(folder))]
+    files = [(path, path.stat()) for path in weight_files(Path(folder)) if path.exists()]
     return [(path.name, status.st_size, status.st_mtime_ns) for path, status in files]

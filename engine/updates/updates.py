@@ -138,6 +138,9 @@ class Updates:
         update = self._update
         if update is not None and update.staging.done() and not self._is_staged(update):
             self._update = None
+            if self._asked is None:
+                # A resume may have come since the weights were staged.
+                self._pause.end()
 
     def rest(self) -> None:
         """Answer a pause at rest, and commit staged weights in it. REQUIRES: no forward is in

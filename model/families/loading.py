@@ -15,6 +15,7 @@ import torch
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.protocol import Model
+from tasuki.model.weights.copied_files import kept_by
 from tasuki.model.weights.layers import Weights, tensors
 from tasuki.model.weights.safetensors_folder import Checkpoint, rows_together
 from tasuki.model.weights.shard import Shard
@@ -74,10 +75,11 @@ def load_weights(
 ) -> Weights:
     """Return a checkpoint's weights. Plain ones are converted to `dtype`, quantised ones stay as
     stored; a family keeps some in float32. config: config of the whole model. shard: the rank whose
-    slices are read; None: the whole model. Raises WeightsError, ModelConfigError."""
+    slices are read; None: the whole model. On a CPU they are copied: a later write to the folder
+    changes nothing. Raises WeightsError, ModelConfigError."""
     family = family_of(config)
     family.check_device(torch.device(device))
-    with _without_collections(), Checkpoint(Path(directory)) as source:
+    with _without_collections(), Checkpoint(Path(directory), kept_by(device)) as source:
         source.check_kernels(torch.device(device))
         begun = time.monotonic()
         weights = assemble(config, source, dtype, device, progress, shard)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tasuki.model.weights.copied_files import kept_by
 from tasuki.model.weights.layers import tensors
 from tasuki.model.weights.matrix import WHOLE, Part, WeightsError
 from tasuki.model.weights.safetensors_files import StoredTensors
@@ -80,9 +81,10 @@ class TowerFiles(PlainSource):
     """The source of a vision tower's tensors in a checkpoint folder, by names without the prefix.
     Opening it reads headers only. Thread rule: one thread. Raises WeightsError."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tensors: type[StoredTensors] = StoredTensors) -> None:
+        """tensors: class for opening the files."""
         self._directory = directory
-        self._tensors = StoredTensors(weight_files(directory))
+        self._tensors = tensors(weight_files(directory))
         found = [prefix for prefix in PREFIXES if prefix + _FIRST in self._tensors]
         if not found:
             raise WeightsError(
@@ -133,7 +135,7 @@ def load_tower_weights(
 ) -> TowerWeights:
     """Return the vision tower of a checkpoint folder, converted to `dtype`. Raises WeightsError,
     also for a tensor of the tower left over."""
-    source = TowerFiles(Path(directory))
+    source = TowerFiles(Path(directory), kept_by(device))
     try:
         weights = assemble_tower(config, source, dtype, device)
         source.check_left_over()

@@ -24,11 +24,12 @@ one is named. Large tensors are checked immediately.
 
 import json
 import mmap
+import os
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from operator import index
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,16 +74,26 @@ class SafetensorsFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._size = os.fstat(file.fileno()).st_size
+                self._hold(file)
         except OSError as error:
             raise WeightsError(f"{path}: cannot be read ({error}); fetch it again") from error
         except ValueError as error:
             raise self._damaged(str(error)) from error
-        length = int.from_bytes(mapped[:_LENGTH], "little")
-        if len(mapped) < _LENGTH or length > min(len(mapped) - _LENGTH, _MOST_HEADER):
+        length = int.from_bytes(self._bytes(0, min(_LENGTH, self._size)), "little")
+        if self._size < _LENGTH or length > min(self._size - _LENGTH, _MOST_HEADER):
             raise self._damaged(f"its header of {length} bytes does not fit into it")
-        self._mapped, self._begin = mapped, _LENGTH + length
-        self._entries = self._read_header(mapped[_LENGTH : self._begin])
+        self._begin = _LENGTH + length
+        self._entries = self._read_header(self._bytes(_LENGTH, self._begin))
+
+    def _hold(self, file: BinaryIO) -> None:
+        """Keep the open file's bytes for later reads."""
+        self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._size = len(self._mapped)
+
+    def _bytes(self, begin: int, end: int) -> bytes:
+        """Return bytes of the file. REQUIRES: begin <= end <= the file's size."""
+        return self._mapped[begin:end]
 
     def __iter__(self) -> Iterator[str]:
         """Yield the tensor names, in the order of the file's header."""
@@ -130,7 +141,7 @@ class SafetensorsFile:
         return tensor[part].contiguous() if part else tensor
 
     def _read_header(self, header: bytes) -> dict[str, _Entry]:
-        size = len(self._mapped) - self._begin
+        size = self._size - self._begin
         entries: dict[str, _Entry] = {}
         try:
             described = json.loads(header)
@@ -233,11 +244,13 @@ class StoredTensors:
     """The tensors of several safetensors files, by name. checks: pending checks of the values read.
     Raises WeightsError."""
 
+    OPENS: type[SafetensorsFile] = SafetensorsFile
+
     def __init__(self, files: Sequence[Path]) -> None:
         self.checks = PendingChecks()
         self._files: dict[str, SafetensorsFile] = {}
         for path in files:
-            file = SafetensorsFile(path)
+            file = self.OPENS(path)
             for name in file:
                 if name in self._files:
                     raise WeightsError(

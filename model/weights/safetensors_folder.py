@@ -227,9 +227,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     """Return each tensor's file name from the index, by tensor name. Raises WeightsError."""
     try:
         found = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        if all(isinstance(file, str) for file in found.values()):
+        if all(Path(file).name == file and "\0" not in file for file in set(found.values())):
             return found
-        raise TypeError("a file is no name")
+        raise TypeError("a file is no name in this folder")
     except _UNREADABLE as error:
         raise WeightsError(f"{index}: has no readable weight_map; fetch it again") from error
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from .safetensors_files import SafetensorsFile
+from .copied_files import CopiedFile
 from .safetensors_folder import weight_files
 
 _DOMAIN = b"tasuki weights v1"
@@ -42,7 +42,7 @@ def tensors_digest(directory: Path | str) -> str:
     leaves: dict[str, bytes] = {}
     with ThreadPoolExecutor(_DIGESTED_AT_ONCE) as threads:
         for path in weight_files(Path(directory)):
-            file = SafetensorsFile(path)
+            file = CopiedFile(path)
             names = list(file)
             leaves.update(zip(names, threads.map(partial(_leaf, file), names), strict=True))
     return root_of(leaves)
@@ -56,9 +56,10 @@ def root_of(leaves: Mapping[str, bytes]) -> str:
     return total.hexdigest()
 
 
-def _leaf(file: SafetensorsFile, name: str) -> bytes:
+def _leaf(file: CopiedFile, name: str) -> bytes:
     dtype, shape = file.form(name)
     header = json.dumps([name, dtype, list(shape)]).encode()
     total = hashlib.sha256(len(header).to_bytes(8, "big") + header)
-    total.update(file.held(name).numpy().data)
+    for piece in file.pieces(name):
+        total.update(piece)
     return total.digest()

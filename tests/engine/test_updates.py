@@ -3,8 +3,10 @@ found, and a failed update changes nothing."""
 
 import json
 import math
+import os
 import random
 import resource
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from tasuki.engine import messages as m
 from tasuki.engine.config import Role
 from tasuki.engine.messages import START_VERSION, PauseMode
+from tasuki.model.weights.safetensors_folder import INDEX
 from tests.harness.engines import Lone, engine_config, prompt, submit
 from tests.harness.versions import Oracle, assert_drawn_by, update, updated, version
 from tests.harness.waiting import HANG_SECONDS
@@ -182,10 +185,14 @@ def changed(folder: Path, source: Path, name: str, change: "torch.Tensor | None"
     ("fault", "says"),
     [
         ("absent", "no folder of this machine"),
-        ("empty", "cannot be read"),
+        ("empty", "holds no"),
+        ("pipe", "no plain file"),
+        ("endless", "no plain file"),
+        ("elsewhere", "no readable weight_map"),
         ("missing", "norm"),
         ("shape", "shape"),
         ("nan", "NaN or infinite"),
+        ("nan unused", "NaN or infinite"),
         ("config", "describes another model"),
         ("torn", "truncated or corrupt"),
         ("memory", "GiB of memory are free"),
@@ -205,12 +212,29 @@ def test_a_refused_update_changes_nothing(
     match fault:
         case "empty":
             folder.mkdir()
+        case "pipe":
+            shutil.copytree(source, folder)
+            (folder / "model.safetensors").unlink()
+            os.mkfifo(folder / "model.safetensors")
+        case "endless":
+            shutil.copytree(source, folder)
+            (folder / "config.json").unlink()
+            (folder / "config.json").symlink_to("/dev/zero")
+        case "elsewhere":
+            shutil.copytree(source, folder)
+            (folder / INDEX).write_text(json.dumps({"weight_map": {name: "/dev/zero"}}))
         case "missing":
             changed(folder, source, name, None)
         case "shape":
             changed(folder, source, name, torch.cat([tensor, tensor]))
         case "nan":
             changed(folder, source, name, torch.full_like(tensor, float("nan")))
+        case "nan unused":
+            # A short forward does not read the last row.
+            rows = next(name for name in load_file(source / "model.safetensors") if "embed" in name)
+            embedding = load_file(source / "model.safetensors")[rows]
+            embedding[-1, 0] = float("nan")
+            changed(folder, source, rows, embedding)
         case "config":
             version(folder, 9, source)
             config = json.loads((folder / "config.json").read_text())
@@ -264,6 +288,46 @@ def test_a_pause_lasts_until_it_is_ended(lone: Lone, versions: Versions, mode: P
         assert len(lone.tokens("running")) == 12
     if mode is not PauseMode.KEEP:
         assert_drawn_by(lone, "running", PROMPTS["r0"], versions.oracles)
+
+
+@pytest.mark.parametrize("change", ["written", "cut"])
+def test_a_write_to_a_folder_after_its_reading_changes_nothing(
+    lone: Lone, versions: Versions, tmp_path: Path, change: str
+) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(versions.folders["2"], folder)
+    path = folder / "model.safetensors"
+    lone.post(submit("running", PROMPTS["r0"], 12))
+    lone.steps(4)
+    begin_staged(lone, folder, PauseMode.WAIT, "2")
+    if change == "cut":
+        os.truncate(path, 100)
+    else:
+        with path.open("r+b") as file:
+            file.write((versions.folders[START_VERSION] / path.name).read_bytes())
+    assert updated(lone).error is None
+    lone.ask("after", PROMPTS["r1"], 8)
+    for name, tokens in (("running", PROMPTS["r0"]), ("after", PROMPTS["r1"])):
+        assert_drawn_by(lone, name, tokens, versions.oracles)
+
+
+def test_a_write_to_the_folder_of_the_start_changes_nothing(
+    versions: Versions, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(versions.folders[START_VERSION], folder)
+    lone = Lone(engine_config(folder))
+    os.truncate(folder / "model.safetensors", 100)
+    lone.ask("after", PROMPTS["r0"], 8)
+    assert_drawn_by(lone, "after", PROMPTS["r0"], versions.oracles)
+
+
+def test_a_resume_beside_a_failed_update_ends_the_pause(lone: Lone, versions: Versions) -> None:
+    lone.post(m.PauseAnswers(1, PauseMode.KEEP))
+    begin_staged(lone, versions.folders["2"] / "none", PauseMode.WAIT, "")
+    lone.post(m.ResumeAnswers(2))
+    lone.ask("after", PROMPTS["r0"], 2)
+    assert_drawn_by(lone, "after", PROMPTS["r0"], versions.oracles)
 
 
 def test_one_update_is_in_progress_at_a_time(lone: Lone, versions: Versions) -> None:

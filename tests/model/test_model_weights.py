@@ -13,7 +13,7 @@ from torch import Tensor
 from tasuki.model.config import DeltaNetConfig
 from tasuki.model.families.qwen3_5.stack import Qwen35Model
 from tasuki.model.families.qwen3_5.weights import ModelWeights, assemble, random_weights
-from tasuki.model.weights import safetensors_files
+from tasuki.model.weights.copied_files import CopiedFile, CopiedTensors
 from tasuki.model.weights.matrix import WHOLE, Part, WeightsError
 from tasuki.model.weights.safetensors_files import SafetensorsFile
 from tasuki.model.weights.safetensors_folder import (
@@ -254,12 +254,12 @@ def test_every_file_is_opened_once_and_closed_at_the_end(
     save_in_shards(published(DENSE), tmp_path)
     opened: list[Path] = []
 
-    class Counted(SafetensorsFile):
+    class Counted(CopiedFile):
         def __init__(self, path: Path) -> None:
             opened.append(path)
             super().__init__(path)
 
-    monkeypatch.setattr(safetensors_files, "SafetensorsFile", Counted)
+    monkeypatch.setattr(CopiedTensors, "OPENS", Counted)
     load(tmp_path, DENSE)
     assert opened == weight_files(tmp_path)
     with pytest.raises(WeightsError, match="wants"):

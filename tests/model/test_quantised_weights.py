@@ -21,10 +21,11 @@ from tasuki.model.forward import Batch
 from tasuki.model.named_checkpoints import embedded_model
 from tasuki.model.ops.linear.reference import product
 from tasuki.model.quantise.checkpoint import RECIPES, fp8_block, nvfp4_modelopt, quantise_folder
+from tasuki.model.weights.copied_files import CopiedFile, CopiedTensors
 from tasuki.model.weights.layers import matrices
 from tasuki.model.weights.matrix import WHOLE, Kind, Matrix, Part, WeightsError
 from tasuki.model.weights.quantised_segments import Fp8
-from tasuki.model.weights.safetensors_files import SafetensorsFile, StoredTensors
+from tasuki.model.weights.safetensors_files import StoredTensors
 from tasuki.model.weights.safetensors_folder import Checkpoint, weights_digest
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of, reference_dir
 from tests.harness.qwen35 import load_config, load_weights
@@ -484,13 +485,14 @@ def test_files_are_opened_once_and_read_from_the_first_to_the_last(
         read.extend(names)
         return stack(self, names)
 
-    def counting(path: Path) -> SafetensorsFile:
-        opened.append(path.name)
-        return SafetensorsFile(path)
+    class Counted(CopiedFile):
+        def __init__(self, path: Path) -> None:
+            opened.append(path.name)
+            super().__init__(path)
 
     monkeypatch.setattr(StoredTensors, "read", counted)
     monkeypatch.setattr(StoredTensors, "read_stack", counted_stack)
-    monkeypatch.setattr("tasuki.model.weights.safetensors_files.SafetensorsFile", counting)
+    monkeypatch.setattr(CopiedTensors, "OPENS", Counted)
     load(folder)
     assert opened == files
     of = {name: file.name for file in folder.glob("*.safetensors") for name in load_file(file)}

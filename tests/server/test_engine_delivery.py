@@ -133,6 +133,22 @@ def test_an_answer_goes_to_who_asked_whether_it_can_be_observed_or_not(
     assert "for 2" in caplog.text and "Finished" in caplog.text
 
 
+def test_an_update_whose_caller_is_gone_renames_the_states() -> None:
+    async def names() -> bytes:
+        asked: list[m.Inbox] = []
+        front = EngineClient(asked.append, asyncio.get_running_loop(), None)
+        update = asyncio.ensure_future(front.update_weights("folder", m.PauseMode.WAIT, ""))
+        await asyncio.sleep(0)
+        update.cancel()
+        (sent,) = asked
+        assert isinstance(sent, m.UpdateWeights)
+        front.take([m.WeightsUpdated(sent.query_id, "2", b"names")])
+        assert await asyncio.wait({update}) and update.cancelled()
+        return front.weights.prefix
+
+    assert asyncio.run(asyncio.wait_for(names(), HANG_SECONDS)) == b"names"
+
+
 def test_a_hand_over_from_an_engine_that_has_none_is_an_error() -> None:
     front, _ = client(lambda message: None, None)
     with pytest.raises(TypeError, match="HandoverDeclined"):
