@@ -395,6 +395,9 @@ class Launching:
     def pictures(self) -> None:
         return
 
+    def weights(self, send: object) -> None:
+        return
+
     def __init__(self) -> None:
         self.flights: list[Flight] = []
         self.silent = False
