@@ -157,7 +157,8 @@ def test_limits_hold_without_the_filter(action: str, monkeypatch: pytest.MonkeyP
         shared_content(action.encode()) as given,
         shared_pixels(Size(4, 6)) as wanted,
     ):
-        job = DecodeJob(4, 6, 1 << 20, 24)
+        # The child has the lowest priority. A busy machine may let it wait for long.
+        job = DecodeJob(4, 6, 1 << 20, 24, DecodeBounds(wait_seconds=120.0))
         socket.send_fds(ours, [msgspec.msgpack.encode(job)], [given, wanted])
         ours.shutdown(socket.SHUT_WR)
         DecodeWorker(theirs, obeys, 1 << 36).run()

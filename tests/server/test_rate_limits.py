@@ -165,7 +165,7 @@ def test_a_message_over_the_size_is_refused() -> None:
         ("", "has none"),
         ("ann", ":1: write a name and a key"),
         ("ann k-1 caller two", ":1: write a name and a key"),
-        ("ann k-1 root", ":1: ann's scopes must be some of caller,metrics,gateway,weights,operator"),
+        ("ann k-1 root", ":1: ann's scopes must be some of caller,metrics,gateway,weights,"),
         ("default k-1", ":1: the name default is taken"),
         ("anybody k-1", ":1: the name anybody is taken"),
         ("nobody k-1", ":1: the name nobody is taken"),
