@@ -2,17 +2,13 @@
 
 import io
 import json
-import subprocess
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
-from tasuki.bench.load import node_main, node_process
 from tasuki.bench.pictures import main
 from tasuki.bench.vision.chat_client import Chat
 from tasuki.bench.vision.checkpoint import file_of, vision_config, write_checkpoint
@@ -22,7 +18,6 @@ from tasuki.bench.vision.vocabulary import TEMPLATE_TOKENS, text_of
 from tasuki.engine.config import EngineConfig
 from tasuki.model.vision.weights import has_tower
 from tasuki.server.text.tokenizer import Tokenizer
-from tests.harness.forked_daemon import ForkedProgram
 
 SMALL = ["--shape", "tiny", "--device", "cpu", "--width", "128", "--height", "96"]
 SHORT = ["--rounds", "1", "--streams", "2", "--prompt", "40", "--seconds", "0.5", "--every", "0.25"]
@@ -33,25 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("drawn") / "model"
     write_checkpoint(found, "tiny", torch.device("cpu"))
     return found
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fork nodes; otherwise each would start an interpreter."""
-    nodes: list[ForkedProgram] = []
-
-    def node(command: Sequence[str], **_: object) -> ForkedProgram:
-        words = [word for word in command if word != "--exit-with-parent"]
-        nodes.append(ForkedProgram(node_main.main, words[words.index("-m") + 2 :]))
-        return nodes[-1]
-
-    programs = SimpleNamespace(
-        Popen=node, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
-    )
-    monkeypatch.setattr(node_process, "subprocess", programs)
-    yield
-    for started in nodes:
-        started.stderr.close()
 
 
 def measured(folder: Path, out: Path, *flags: str) -> dict[str, dict[str, Any]]:

@@ -38,7 +38,7 @@ from ..paged_tiles import (
 )
 from ..verify import warps_of
 from .groups import SpanGroups
-from .merge import merge_spans
+from .merge import merge_spans, span_pages
 from .rule import SPANS, SpanRule
 
 _PROGRAMS = 2
@@ -213,8 +213,7 @@ def _attention_spans_kernel(
     before = lengths - 1
     if counts is not None:
         before = lengths - tl.load(counts + row_at, mask=live, other=0, cache_modifier=".cg")
-    pages = (lengths + PAGE_TOKENS - 1) // PAGE_TOKENS
-    sizes = tl.maximum((pages + most_spans - 1) // most_spans, least_pages)
+    pages, sizes = span_pages(lengths, least_pages, most_spans, PAGE_TOKENS)
     whole = tl.where(live, (before + 1) // (sizes * PAGE_TOKENS), 0)
     in_groups = tl.load(covered + every, mask=live, other=0, cache_modifier=".cg")
     whole_ends = tl.cumsum(whole - in_groups, axis=0)

@@ -61,6 +61,13 @@ def merge_spans(
     return merged
 
 
+@triton.jit
+def span_pages(length, least_pages, most_spans, PAGE_TOKENS: tl.constexpr):
+    """Return the pages of rows with `length` keys, and those of a span, as `SpanRule.pages`."""
+    pages = (length + PAGE_TOKENS - 1) // PAGE_TOKENS
+    return pages, tl.maximum((pages + most_spans - 1) // most_spans, least_pages)
+
+
 @triton.jit(do_not_specialize=["least_pages", "most_spans"])
 def _spans_kernel(
     outputs,
@@ -87,8 +94,8 @@ def _spans_kernel(
     row = tl.program_id(1).to(tl.int64)
     # All of these values are older than the previous kernel.
     exists = row < tl.load(rows, cache_modifier=".cg")
-    pages = (tl.load(context_lens + row, cache_modifier=".cg") + PAGE_TOKENS - 1) // PAGE_TOKENS
-    size = tl.maximum((pages + most_spans - 1) // most_spans, least_pages)
+    length = tl.load(context_lens + row, cache_modifier=".cg")
+    pages, size = span_pages(length, least_pages, most_spans, PAGE_TOKENS)
     opening = opening_of(
         gate, gate_stride, row * TOKENS + head // each, head % each, element, HEAD_DIM
     )
